@@ -1,0 +1,253 @@
+"""One stream of bytes (a plane, a bitmap, a run of gaps) written in the coding that suits it, and read back.
+
+    stream    = method 1 | body
+      RAW       the bytes themselves (times the width of the field)
+      CONSTANT  one value
+      ZSTD      frame length 4 | frame
+      SPARSE    the common value 1 | positions of the other bytes | stream of these
+    positions = MASK 1 | count 4 | stream of ceil(n / 8) bytes, one bit an item
+              | GAPS 1 | count 4 | length 4 | stream of that many bytes
+
+The high four bits of a RAW or CONSTANT method are log2 of the field's width in bytes.  For gaps see `positions`; count
+is then below an eighth of n.  Numbers are little-endian.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from chainstore.codecs.base import Effort
+from chainstore.codecs.planes import WORD_TYPES, Array, Scratch, aligned
+from chainstore.codecs.positions import (
+    GAPS_SHARE,
+    Indices,
+    Mask,
+    gaps_of,
+    gather,
+    indices_of,
+    most_gap_bytes,
+    scatter,
+)
+from chainstore.codecs.sampling import SAMPLE, Histogram
+from chainstore.codecs.zstd import Frames
+from chainstore.errors import Malformed
+
+RAW, CONSTANT, ZSTD, SPARSE = range(4)
+MASK, GAPS = range(2)
+
+_REPEATS_BITS: Final = 2.6  # of a float's plane: below, repetitions are worth a trial
+_ONE_BIT: Final = 1.2  # of entropy: less than a Huffman coder can get near
+_GAPS_BELOW: Final = 0.07  # share of items chosen below which gaps beat a bitmap (bf16 k=1: 40.9x against 35.9x)
+_TRIAL: Final = 16 << 10  # bytes on which looking for repetitions must gain a tenth before all are searched
+_TRIAL_GAIN: Final = 0.9
+
+
+class Overflow(Exception):
+    """The payload would be no shorter than the data; never leaves this package."""
+
+
+class Sink:
+    """Writes a payload into `room`; Overflow when it is full."""
+
+    def __init__(self, room: memoryview) -> None:
+        self._room, self.length = room, 0
+
+    def put(self, piece: bytes | Array) -> None:
+        """Append the bytes of `piece`."""
+        raw: bytes | memoryview = b""
+        if len(piece):
+            raw = piece if isinstance(piece, bytes) else piece.data.cast("B")
+        end = self.length + len(raw)
+        if end > len(self._room):
+            raise Overflow
+        self._room[self.length : end] = raw
+        self.length = end
+
+    def number(self, value: int, width: int) -> None:
+        """Append a number of `width` bytes."""
+        self.put(value.to_bytes(width, "little"))
+
+
+class Source:
+    """Reads a payload; Malformed when it ends too soon."""
+
+    def __init__(self, payload: memoryview) -> None:
+        self._payload, self.offset = payload, 0
+
+    def take(self, length: int) -> memoryview:
+        """Return the next `length` bytes without copying them."""
+        start, self.offset = self.offset, self.offset + length
+        if self.offset > len(self._payload):
+            raise Malformed("planes", f"{length} bytes announced, {len(self._payload) - start} left", start)
+        return self._payload[start : self.offset]
+
+    def number(self, width: int) -> int:
+        """Read a number of `width` bytes."""
+        return int.from_bytes(self.take(width), "little")
+
+    def at_most(self, width: int, limit: int, what: str) -> int:
+        """Read a number that cannot be above `limit`."""
+        value = self.number(width)
+        if value > limit:
+            raise Malformed("planes", f"{what} is {value}, above {limit}", self.offset - width)
+        return value
+
+
+class StreamWriter:
+    """Chooses codings and writes streams; for one thread."""
+
+    def __init__(self, effort: Effort, frames: Frames) -> None:
+        self._effort, self._frames = effort, frames
+
+    def suits_raw(self, sample: Histogram) -> bool:
+        """Return whether a float's plane with this sample is not worth coding."""
+        return sample.size >= SAMPLE // 2 and sample.bits > self._effort.raw_bits
+
+    def plane(self, plane: Array, sample: Histogram, seek_repeats: bool, sink: Sink) -> None:
+        """Append the bytes `plane` in the coding that `sample` recommends.
+
+        Args:
+            seek_repeats: also try codings that find repetitions; they rarely pay on floating point numbers.
+        """
+        if sample.share == 1 and self._constant(plane, sink):
+            return
+        dominated = sample.share >= self._effort.sparse_share or sample.bits < _ONE_BIT
+        if dominated and not self._effort.thorough and self._sparse(plane, sample.common, plane.size, sink):
+            return  # repetitions are found in the positions then
+        frame = self._frame(plane, seek_repeats or sample.bits < _REPEATS_BITS)
+        if not dominated or not self._sparse(plane, sample.common, len(frame) + 4, sink):
+            self._raw_or_frame(plane, frame, sink)
+
+    def simple(self, stream: Array, sink: Sink) -> None:
+        """Append `stream` by the shorter of all codings but SPARSE."""
+        if not self._constant(stream, sink):
+            self._raw_or_frame(stream, self._frame(stream, True), sink)
+
+    def positions(self, chosen: Mask, count: int, sink: Sink) -> None:
+        """Append where the `count` set items of `chosen` are; at least one is."""
+        mask = np.packbits(chosen, bitorder="little")
+        best, kind = self._frame(mask, True), MASK
+        if count < _GAPS_BELOW * chosen.size:
+            gaps = gaps_of(chosen)
+            frame = self._frame(gaps, True)
+            if min(len(frame), gaps.size) < min(len(best), mask.size):
+                best, kind = frame, GAPS
+        sink.number(kind, 1)
+        sink.number(count, 4)
+        if kind == GAPS:
+            sink.number(gaps.size, 4)
+        self._raw_or_frame(mask if kind == MASK else gaps, best, sink)
+
+    def _frame(self, plane: Array, seek_repeats: bool) -> bytes:
+        if seek_repeats and self._effort.thorough:
+            return min(self._frames.huffman(plane.data), self._frames.match(plane.data), key=len)
+        if seek_repeats and self._repeats(plane):
+            return self._frames.match(plane.data)
+        return self._frames.huffman(plane.data)
+
+    def _repeats(self, plane: Array) -> bool:
+        middle = max(0, plane.size - _TRIAL) // 2
+        trial = plane[middle : middle + _TRIAL].data
+        return len(self._frames.quick(trial)) < _TRIAL_GAIN * len(self._frames.huffman(trial))
+
+    def _constant(self, stream: Array, sink: Sink) -> bool:
+        if stream[0] != stream[-1] or stream.min() != stream.max():
+            return False
+        sink.number(CONSTANT, 1)
+        sink.number(int(stream[0]), 1)
+        return True
+
+    def _raw_or_frame(self, stream: Array, frame: bytes, sink: Sink) -> None:
+        if len(frame) + 4 < stream.size:
+            sink.number(ZSTD, 1)
+            sink.number(len(frame), 4)
+            sink.put(frame)
+        else:
+            sink.number(RAW, 1)
+            sink.put(stream)
+
+    def _sparse(self, plane: Array, common: int, rival: int, sink: Sink) -> bool:
+        others = plane != common
+        count = int(np.count_nonzero(others))
+        room = bytearray(min(rival, plane.size))
+        attempt = Sink(memoryview(room))
+        try:
+            attempt.number(SPARSE, 1)
+            attempt.number(common, 1)
+            self.positions(others, count, attempt)
+            kept = np.empty(count, np.uint8)
+            gather(plane, others, kept)
+            self.simple(kept, attempt)
+        except Overflow:
+            return False
+        sink.put(bytes(room[: attempt.length]))
+        return True
+
+
+class StreamReader:
+    """Reads streams back; for one thread."""
+
+    def __init__(self, frames: Frames, scratch: Scratch) -> None:
+        self._frames, self._scratch = frames, scratch
+
+    def field(self, source: Source, count: int) -> tuple[int, Array | int]:
+        """Return the width of the next field and its `count` values, or the value that all have.
+
+        An array is valid until the next call and may be read-only.
+        """
+        start = source.offset
+        shift, method = divmod(source.number(1), 16)
+        if shift > 3 or (shift and method not in (RAW, CONSTANT)) or method > SPARSE:
+            raise Malformed("planes", f"unknown coding {16 * shift + method}", start)
+        width = 1 << shift
+        if method == CONSTANT:
+            return width, source.number(width)
+        if method == RAW:
+            raw = np.frombuffer(source.take(count * width), WORD_TYPES[width])
+            return width, aligned(raw, self._scratch, "field")
+        if method == ZSTD:
+            return width, self._unpack(source, count)
+        return width, self._spread(source, count)
+
+    def simple(self, source: Source, count: int) -> Array:
+        """Return the `count` bytes of a stream whose coding is not SPARSE; perhaps read-only."""
+        start = source.offset
+        method = source.number(1)
+        if method == RAW:
+            return np.frombuffer(source.take(count), np.uint8)
+        if method == CONSTANT:
+            return np.full(count, source.number(1), np.uint8)
+        if method == ZSTD:
+            return self._unpack(source, count)
+        raise Malformed("planes", f"unknown coding {method}", start)
+
+    def positions(self, source: Source, count: int) -> tuple[Mask | Indices, int]:
+        """Return what selects the set ones of `count` items, as a mask or as ascending indices, and how many."""
+        start = source.offset
+        kind = source.at_most(1, GAPS, "kind of positions")
+        set_count = source.at_most(4, count, "number of items")
+        if kind == MASK:
+            packed = self.simple(source, (count + 7) // 8)
+            mask = np.unpackbits(packed, count=count, bitorder="little").view(np.bool_)
+            if int(np.count_nonzero(mask)) != set_count:
+                raise Malformed("planes", f"the mask does not have {set_count} bits", start)
+            return mask, set_count
+        if set_count >= GAPS_SHARE * count:
+            raise Malformed("planes", f"gaps for {set_count} of {count} items", start)
+        length = source.at_most(4, most_gap_bytes(count, set_count), "number of gap bytes")
+        indices = indices_of(self.simple(source, length))
+        if indices.size != set_count or (set_count and indices[-1] >= count):
+            raise Malformed("planes", f"the gaps do not lead to {set_count} of {count} items", start)
+        return indices, set_count
+
+    def _unpack(self, source: Source, count: int) -> Array:
+        frame = source.take(source.number(4))
+        return np.frombuffer(self._frames.read(frame, count), np.uint8)
+
+    def _spread(self, source: Source, count: int) -> Array:
+        common = source.number(1)
+        where, set_count = self.positions(source, count)
+        plane = self._scratch.take("field", count)
+        plane.fill(common)
+        scatter(self.simple(source, set_count), where, plane)
+        return plane

@@ -1,0 +1,209 @@
+"""A batch: objects on their way into the local store.
+
+Hash first: an object that is known costs a hash and a look-up.  Everything else is encoded, sealed and appended to
+packs that this batch holds; publishing names their new lengths in the log, and closing gives the packs back.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from chainstore.codecs.chain import Decoder, Encoder
+from chainstore.errors import ForkedHandle
+from chainstore.ids import Kind, ObjectId
+from chainstore.model.change import PackGrown
+from chainstore.model.frame import Buffer, Header, frame_record
+from chainstore.model.spec import Spec
+from chainstore.odb.record import Sealer
+from chainstore.odb.rows import INLINE_BYTES, Placed
+from chainstore.storage.pack import PackWriter, scan
+
+SYNC_BYTES = 32 << 20  # written but not yet synced: enough to keep a disk busy, little enough to wait for at the end
+
+
+class Bench:
+    """The reused buffers of one thread: coder, decoder, and room for sealed and opened payloads."""
+
+    def __init__(self, codec: str) -> None:
+        self.codec = codec
+        self.encoder = Encoder(codec)
+        self.decoder = Decoder()
+        self._rooms: dict[str, bytearray] = {}
+
+    def room(self, name: str, nbytes: int) -> memoryview:
+        """Return a buffer of exactly `nbytes`, the same memory at every call for `name` as long as it suffices."""
+        room = self._rooms.get(name)
+        if room is None or len(room) < nbytes:
+            room = self._rooms[name] = bytearray(max(nbytes, 1 << 16))
+        return memoryview(room)[:nbytes]
+
+
+class Benches:
+    """Benches that are lent to whichever thread needs one; never more than were needed at once."""
+
+    def __init__(self) -> None:
+        self._idle: list[Bench] = []
+        self._lock = threading.Lock()
+
+    def take(self, codec: str) -> Bench:
+        with self._lock:
+            for bench in self._idle:
+                if bench.codec == codec:
+                    self._idle.remove(bench)
+                    return bench
+        return Bench(codec)
+
+    def give_back(self, bench: Bench) -> None:
+        with self._lock:
+            self._idle.append(bench)
+            del self._idle[:-8]  # a few are kept; codecs that are no longer asked for fall out
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What became of an object: its id and the bytes it took, 0 where it was known."""
+
+    id: ObjectId
+    stored: int
+
+
+class LocalBatch:
+    """Objects that were appended to packs of this machine and wait to be published.
+
+    Args:
+        known: whether an object is in the index.
+        open_pack: gives a pack to append to, its flock held.
+        codec: "auto", "none", "fast" or "small".
+    """
+
+    def __init__(
+        self,
+        sealer: Sealer,
+        benches: Benches,
+        codec: str,
+        known: Callable[[ObjectId], bool],
+        open_pack: Callable[[], PackWriter],
+    ) -> None:
+        self._sealer, self._benches, self._codec = sealer, benches, codec
+        self._known, self._open_pack = known, open_pack
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._trusted: frozenset[ObjectId] = frozenset()
+        self._claimed: set[ObjectId] = set()
+        self._relied: set[ObjectId] = set()
+        self._packs: list[PackWriter] = []
+        self._placed: dict[bytes, list[Placed]] = {}
+        self._contents: dict[bytes, int] = {}
+
+    def trust(self, ids: Iterable[ObjectId]) -> None:
+        """Take these as known without a look: a parent that must still be the tip when we publish names them."""
+        self._trusted = frozenset(ids)
+
+    @property
+    def relied(self) -> frozenset[ObjectId]:
+        """Ids that were only found in the index: publishing checks that they still are."""
+        return frozenset(self._relied)
+
+    @property
+    def packs(self) -> tuple[PackWriter, ...]:
+        return tuple(self._packs)
+
+    def append(self, kind: Kind, plain: Buffer, spec: Spec | None = None) -> Stored:
+        """Store an object unless it is known.
+
+        Raises:
+            StoreFull, StorageError: it could not be written; the batch is of no use any more.
+        """
+        if os.getpid() != self._pid:
+            raise ForkedHandle("a commit that was begun before fork cannot go on in the child")
+        id = self._sealer.id(kind, plain)
+        if not self._claim(id):
+            return Stored(id, 0)
+        bench = self._benches.take(self._codec if kind is Kind.CHUNK else "auto")
+        try:
+            return Stored(id, self._store(bench, kind, id, plain, spec))
+        finally:
+            self._benches.give_back(bench)
+
+    def sync_some(self) -> bool:
+        """Make a pack with much unsynced data durable; return whether there was one."""
+        for pack in self._packs:
+            if pack.unsynced >= SYNC_BYTES:
+                pack.sync()
+                return True
+        return False
+
+    def sync(self) -> None:
+        """Make every touched pack durable."""
+        for pack in self._packs:
+            pack.sync()
+
+    def finish_full(self) -> None:
+        """Close every pack but the last with the list of its records: it is full, or there would be no next one."""
+        for pack in self._packs[:-1]:
+            if pack.name not in self._contents:
+                earlier = scan(pack.file, 0, pack.start, f"pack {pack.name.hex()}")
+                records = [*earlier, *((placed.offset, placed.header) for placed in self._placed[pack.name])]
+                self._contents[pack.name] = pack.finish(sorted(records), self._sealer.repo_id)
+
+    def forget_packs(self) -> None:
+        """Let go of the packs: whoever lent them has them back."""
+        self._packs.clear()
+
+    def growth(self) -> list[PackGrown]:
+        """Return what the log has to say of the packs."""
+        return [
+            PackGrown(pack.name, pack.start, pack.end, self._contents.get(pack.name, 0))
+            for pack in self._packs
+            if pack.end > pack.start
+        ]
+
+    def records(self, growth: PackGrown) -> list[Placed]:
+        """Return the records that a pack grew by."""
+        return self._placed[growth.pack]
+
+    def _claim(self, id: ObjectId) -> bool:
+        """Return whether this thread is to store `id`: nobody did, and nobody else is at it."""
+        if id in self._trusted:
+            return False
+        with self._lock:
+            if id in self._claimed or id in self._relied:
+                return False
+        if self._known(id):
+            with self._lock:
+                self._relied.add(id)
+            return False
+        with self._lock:
+            if id in self._claimed:
+                return False
+            self._claimed.add(id)
+            return True
+
+    def _store(self, bench: Bench, kind: Kind, id: ObjectId, plain: Buffer, spec: Spec | None) -> int:
+        view = memoryview(plain).cast("B")
+        codecs, encoded = bench.encoder.encode(view, spec)
+        room = bench.room("sealed", self._sealer.sealed_bytes(len(encoded)))
+        header, payload = self._sealer.seal(kind, id, len(view), codecs, encoded, room)
+        parts = frame_record(header, payload)
+        pack, offset = self._reserve(header)
+        pack.write(offset, parts)
+        inline = b"".join(parts) if header.record_bytes <= INLINE_BYTES else None
+        with self._lock:
+            self._placed[pack.name].append(Placed(offset, header, inline))
+        return header.record_bytes
+
+    def _reserve(self, header: Header) -> tuple[PackWriter, int]:
+        with self._lock:
+            if self._packs:
+                pack = self._packs[-1]
+                offset = pack.reserve(header.record_bytes)
+                if offset is not None:
+                    return pack, offset
+            pack = self._open_pack()
+            self._packs.append(pack)
+            self._placed[pack.name] = []
+            offset = pack.reserve(header.record_bytes)
+            if offset is not None:
+                return pack, offset
+        return self._reserve(header)

@@ -1,0 +1,225 @@
+"""The few small files that say what a repository directory is.
+
+    format, format.bak      plain JSON: version, repository id, suite, chunk size, extensions, checksum
+    keyring, keyring.bak    key slots
+    index.owner             which index is in force: {uuid, inode, host}; the index lies in index/<uuid>/
+    log/ packs/ leases/ quarantine/ reserve
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from chainstore.crypto.keyring import Keyring
+from chainstore.errors import Damaged, FormatTooNew, Malformed, NotEncrypted, RepositoryNotFound
+from chainstore.ids import fingerprint
+from chainstore.model.frame import crc32c
+from chainstore.odb.record import SUITE_NONE, SUITE_V1
+from chainstore.storage import fs
+
+VERSION = 1
+CHUNK_BYTES = 1 << 20
+KNOWN_EXTENSIONS: frozenset[str] = frozenset()
+RESERVE_BYTES = 1 << 20
+_LIMIT = 1 << 20
+_HEAL = "restore it from format.bak or from a copy of the repository"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What the `format` file says.
+
+    Attributes:
+        repo_id: 16 bytes, made once.
+        suite: SUITE_NONE or SUITE_V1.
+        extensions: name -> (read, write, gc): what a client that does not know it must not do.
+    """
+
+    repo_id: bytes
+    suite: int
+    chunk_bytes: int = CHUNK_BYTES
+    extensions: tuple[tuple[str, tuple[bool, bool, bool]], ...] = ()
+    version: int = VERSION
+
+    @property
+    def encrypted(self) -> bool:
+        return self.suite != SUITE_NONE
+
+    def to_bytes(self) -> bytes:
+        """Return the file's bytes: JSON a person can read, with a checksum over the rest."""
+        fields: dict[str, object] = {
+            "chainstore": self.version,
+            "repo": self.repo_id.hex(),
+            "suite": self.suite,
+            "chunk": self.chunk_bytes,
+            "extensions": {name: list(flags) for name, flags in self.extensions},
+        }
+        return json.dumps({**fields, "check": _check(fields)}, indent=1).encode() + b"\n"
+
+    @property
+    def hash(self) -> bytes:
+        """32 bytes that the commit log remembers this file by."""
+        return fingerprint("format", self.to_bytes())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Format":
+        """Return what a `format` file says.
+
+        Raises:
+            Malformed: it is damaged.
+            FormatTooNew: a version that we do not know.
+        """
+        try:
+            fields = json.loads(data)
+            check = fields.pop("check")
+            version = fields["chainstore"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Malformed("format", f"not the JSON it should be ({error})") from error
+        if check != _check(fields):
+            raise Malformed("format", "checksum")
+        if version != VERSION or fields["suite"] not in (SUITE_NONE, SUITE_V1):
+            raise FormatTooNew(f"format {version}, suite {fields['suite']}", "read")
+        extensions = tuple((name, tuple(flags)) for name, flags in fields["extensions"].items())
+        return cls(bytes.fromhex(fields["repo"]), fields["suite"], fields["chunk"], extensions, version)
+
+    def check_extensions(self, *, writing: bool) -> None:
+        """Refuse what an extension that we do not know forbids.
+
+        Raises:
+            FormatTooNew: names the extension and the operation.
+        """
+        for name, (read, write, _gc) in self.extensions:
+            if name in KNOWN_EXTENSIONS:
+                continue
+            if read or (write and writing):
+                raise FormatTooNew(name, "read" if read else "write to")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Which index is in force.
+
+    Attributes:
+        uuid: names its folder.  inode: of its data file, so that a copy is noticed.  host: shown to people only.
+    """
+
+    uuid: str
+    inode: int
+    host: str
+
+    def to_bytes(self) -> bytes:
+        return json.dumps({"uuid": self.uuid, "inode": self.inode, "host": self.host}).encode() + b"\n"
+
+
+class Layout:
+    """Paths and small files of one repository directory.
+
+    Args:
+        root: the directory.
+        index_dir: where the index lives instead of `root/index`.
+    """
+
+    def __init__(self, root: Path, index_dir: Path | None = None) -> None:
+        self.root = root
+        self.index_root = index_dir if index_dir is not None else root / "index"
+        self.log = root / "log"
+        self.packs = root / "packs"
+        self.leases = root / "leases"
+        self.quarantine = root / "quarantine"
+
+    def exists(self) -> bool:
+        return (self.root / "format").is_file() or (self.root / "format.bak").is_file()
+
+    def index(self, uuid: str) -> Path:
+        return self.index_root / uuid
+
+    def create(self) -> None:
+        """Make the folders."""
+        for folder in (self.root, self.log, self.packs, self.leases, self.quarantine, self.index_root):
+            fs.make_dirs(folder)
+        with fs.open_file(self.root / "reserve", write=True, create=True) as file:
+            file.preallocate(RESERVE_BYTES)
+
+    def read_format(self) -> Format:
+        """Return what `format` says, or `format.bak` where that is damaged.
+
+        Raises:
+            RepositoryNotFound: there is neither.
+            Malformed: both are damaged.
+            NotEncrypted: it claims that nothing is encrypted, yet key slots lie beside it.
+        """
+        if not self.exists():
+            raise RepositoryNotFound(str(self.root))
+        found = self._either("format", Format.from_bytes)
+        if not found.encrypted and (self.root / "keyring").exists():
+            raise NotEncrypted(
+                f"{self.root} has key slots, but its format file says that it is not encrypted",
+                hint="somebody changed `format`; " + _HEAL,
+            )
+        return found
+
+    def write_format(self, format: Format) -> None:
+        fs.write_atomic(self.root / "format", format.to_bytes(), backup=self.root / "format.bak")
+
+    def read_keyring(self) -> Keyring:
+        """Return the newer intact one of `keyring` and `keyring.bak`.
+
+        Raises:
+            Malformed, Damaged: there is none.
+        """
+        found = []
+        problem: Exception | None = None
+        for name in ("keyring", "keyring.bak"):
+            try:
+                found.append(self.parse_keyring(fs.read_all(self.root / name, _LIMIT)))
+            except (FileNotFoundError, Malformed) as error:
+                problem = problem or error
+        if not found:
+            raise Damaged(
+                f"the key slots of {self.root} are missing or damaged ({problem})",
+                hint="restore `keyring` from a copy of the repository: without it nothing can be read",
+            )
+        return max(found, key=lambda keyring: keyring.number)
+
+    @staticmethod
+    def parse_keyring(data: bytes) -> Keyring:
+        """Return the key slots in a `keyring` file; Malformed where it is damaged."""
+        return Keyring.from_bytes(data)
+
+    def write_keyring(self, keyring: Keyring) -> None:
+        fs.write_atomic(self.root / "keyring", keyring.to_bytes(), backup=self.root / "keyring.bak")
+
+    def read_owner(self) -> Owner:
+        """Return which index is in force.
+
+        Raises:
+            Damaged: there is none; `rebuild-index` makes one.
+        """
+        hint = "`chain rebuild-index` makes it anew from the log and the packs"
+        try:
+            fields = json.loads(fs.read_all(self.root / "index.owner", _LIMIT))
+            return Owner(str(fields["uuid"]), int(fields["inode"]), str(fields["host"]))
+        except FileNotFoundError:
+            raise Damaged(f"{self.root} has no index", hint=hint) from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise Damaged(f"index.owner is malformed ({error})", hint=hint) from error
+
+    def write_owner(self, owner: Owner) -> None:
+        fs.write_atomic(self.root / "index.owner", owner.to_bytes())
+
+    def _either(self, name: str, parse: Callable[[bytes], T]) -> T:
+        try:
+            return parse(fs.read_all(self.root / name, _LIMIT))
+        except (FileNotFoundError, Malformed) as error:
+            try:
+                return parse(fs.read_all(self.root / f"{name}.bak", _LIMIT))
+            except (FileNotFoundError, Malformed):
+                raise Malformed(name, f"{error}; its backup is no better", -1) from error
+
+
+def _check(fields: dict[str, object]) -> str:
+    return f"{crc32c(json.dumps(fields, sort_keys=True).encode()):08x}"

@@ -1,0 +1,330 @@
+"""Rebuild: the index made anew from the log and the packs, and the log healed from the index.
+
+Nothing that was there is trusted before it was looked at, and nothing is taken away before its successor is durable.
+A line that the log lost is taken from the old index, where it is kept whole; a line that neither has ends the chain
+of what can be known.  Records whose headers are damaged are skipped and reported.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chainstore.errors import Damaged, Malformed, StorageError
+from chainstore.ids import Kind, ObjectId
+from chainstore.leases import publish_lock
+from chainstore.model.change import Checkpoint, PackGrown, SetRef, decode_changes, encode_changes
+from chainstore.model.frame import LINE_MAGIC, Line, is_record_kind, parse_line
+from chainstore.observe import Observer, Progress
+from chainstore.odb.layout import Format, Layout, Owner
+from chainstore.odb.local import LocalDatabase, Surroundings, open_local
+from chainstore.odb.record import Sealer
+from chainstore.odb.rows import INLINE_BYTES, Editor, Placed, View
+from chainstore.storage import fs
+from chainstore.storage.index import Index
+from chainstore.storage.log import NO_HASH, Log, Position
+from chainstore.storage.pack import PackDir, salvage, scan
+
+_ROOM_PER_RECORD = 1024
+_ROOM = 4 << 20
+
+
+@dataclass(slots=True)
+class RebuildReport:
+    """What a rebuild found and did.
+
+    Attributes:
+        lines, objects, packs: how many there are now.
+        log_healed: whether lines of the log were restored from the old index.
+        lost_lines: whether lines that were acknowledged are in neither.
+        problems: what is damaged and could not be healed, for people to read.
+        moved: ref -> (from, to), where a ref's commit is gone and an older one took its place.
+    """
+
+    lines: int = 0
+    objects: int = 0
+    packs: int = 0
+    log_healed: bool = False
+    lost_lines: bool = False
+    problems: list[str] = field(default_factory=list)
+    moved: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def rebuild_index(
+    layout: Layout,
+    format: Format,
+    sealer: Sealer,
+    keyring_number: int,
+    around: Surroundings,
+    observer: Observer,
+) -> RebuildReport:
+    """Make the index anew and put it in force; the old one is then removed.
+
+    Raises:
+        Damaged: neither the log nor the old index can be read.
+        Locked: somebody publishes all the time.
+    """
+    report = RebuildReport()
+    with publish_lock(layout.leases, around.who):
+        kept = _lines_of_old_index(layout, sealer)
+        chain = _merge(_lines_of_log(Log(layout.log)), kept, sealer, report)
+        _heal_log(Log(layout.log), chain, report)
+        owner = _build(layout, format, sealer, keyring_number, around, report, observer)
+        layout.write_owner(owner)
+        _remove_other_indexes(layout, owner.uuid)
+    db = open_local(layout, format, sealer, keyring_number, around, readonly=False)
+    try:
+        _move_lost_refs(db, report)
+        with db.view() as view:
+            report.objects = view.object_count()
+            report.packs = sum(1 for _ in view.packs())
+    finally:
+        db.close()
+    return report
+
+
+# ---- the log -------------------------------------------------------------------------------------------------
+
+
+def _lines_of_old_index(layout: Layout, sealer: Sealer) -> dict[int, Line]:
+    """Return the lines that the index in force holds, if it can be opened without risk."""
+    try:
+        path = layout.index(layout.read_owner().uuid)
+        if Index.verify_file(path):
+            return {}
+        with Index.open(path, readonly=True) as index, index.read() as rows:
+            found: dict[int, Line] = {}
+            for seq, data in View(rows, sealer).lines():
+                found[seq] = parse_line(memoryview(data), "index", 0)
+            return found
+    except (Damaged, StorageError):
+        return {}  # it is what is being replaced; the log has to do
+
+
+def _lines_of_log(log: Log) -> list[Line]:
+    """Return every intact line of every segment, in order, whatever stands between them."""
+    found = []
+    for segment in log.segments():
+        data = fs.read_all(log.path(segment), limit=1 << 40)
+        view, offset = memoryview(data), 0
+        while (offset := data.find(LINE_MAGIC, offset)) >= 0:
+            try:
+                line = parse_line(view[offset:], f"log segment {segment}", offset)
+            except Malformed:
+                offset += 1
+                continue
+            found.append(line)
+            offset += line.line_bytes
+    return found
+
+
+def _merge(logged: list[Line], kept: dict[int, Line], sealer: Sealer, report: RebuildReport) -> list[Line]:
+    """Return the longest chain of lines that the log and the old index make together."""
+    by_seq: dict[int, list[Line]] = {}
+    for line in [*logged, *kept.values()]:
+        by_seq.setdefault(line.seq, []).append(line)
+    starts = sorted(
+        (line for lines in by_seq.values() for line in lines if _is_checkpoint(line, sealer)), key=lambda x: x.seq
+    )
+    best: list[Line] = []
+    for start in starts:
+        chain = _follow(start, by_seq)
+        if not best or chain[-1].seq > best[-1].seq:
+            best = chain
+    if not best:
+        raise Damaged(
+            "neither the log nor the index can be read: refs are lost",
+            hint="restore log/ or index/ from a copy; the packs are left as they are",
+        )
+    report.lost_lines = max(by_seq) > best[-1].seq
+    if report.lost_lines:
+        report.problems.append(f"lines {best[-1].seq + 1} to {max(by_seq)} of the log cannot be joined to the rest")
+    return best
+
+
+def _follow(start: Line, by_seq: dict[int, list[Line]]) -> list[Line]:
+    chain = [start]
+    while True:
+        tip = chain[-1].hash
+        following = [line for line in by_seq.get(chain[-1].seq + 1, []) if line.previous == tip]
+        if not following:
+            return chain
+        chain.append(following[0])
+
+
+def _is_checkpoint(line: Line, sealer: Sealer) -> bool:
+    try:
+        return any(isinstance(change, Checkpoint) for change in decode_changes(sealer.open_line(line))[1])
+    except Damaged:
+        return False
+
+
+def _heal_log(log: Log, chain: list[Line], report: RebuildReport) -> None:
+    """Make the log hold exactly `chain`, in one segment, unless it does already."""
+    if _holds(log, chain):
+        return
+    segments = log.segments()
+    report.log_healed = True
+    number = segments[0] if segments else 1
+    fs.write_atomic(log.path(number), b"".join(line.to_bytes() for line in chain))
+    for other in segments[1:]:
+        fs.unlink(log.path(other))
+
+
+def _holds(log: Log, chain: list[Line]) -> bool:
+    try:
+        data = b"".join(fs.read_all(log.path(segment), limit=1 << 40) for segment in log.segments())
+    except FileNotFoundError:
+        return False
+    return data == b"".join(line.to_bytes() for line in chain)
+
+
+# ---- the index -----------------------------------------------------------------------------------------------
+
+
+def _build(
+    layout: Layout,
+    format: Format,
+    sealer: Sealer,
+    keyring_number: int,
+    around: Surroundings,
+    report: RebuildReport,
+    observer: Observer,
+) -> Owner:
+    uuid = around.random(16).hex()
+    packs = PackDir(layout.packs)
+    read = _Records(packs, sealer.repo_id, report)
+    index = Index.create(layout.index(uuid))
+    try:
+        total = sum(Log(layout.log).path(s).stat().st_size for s in Log(layout.log).segments())
+        for at, line in _positions(Log(layout.log)):
+            _apply(index, sealer, at, line, read, first=report.lines == 0, identity=(format, keyring_number))
+            report.lines += 1
+            observer(Progress("rebuild-index", at.end, total))
+        inode = index.inode[1]
+    finally:
+        index.close()
+        packs.close()
+    return Owner(uuid, inode, around.host)
+
+
+def _positions(log: Log) -> Iterator[tuple[Position, Line]]:
+    first = log.segments()[0]
+    return log.after(Position(0, NO_HASH, first, 0, 0))
+
+
+def _apply(
+    index: Index,
+    sealer: Sealer,
+    at: Position,
+    line: Line,
+    read: Callable[[PackGrown], list[Placed]],
+    *,
+    first: bool,
+    identity: tuple[Format, int],
+) -> None:
+    time_us, changes = decode_changes(sealer.open_line(line))
+    grown = [change for change in changes if isinstance(change, PackGrown)]
+    if first:
+        grown += [
+            PackGrown(pack.pack, 0, pack.length, pack.contents)
+            for change in changes
+            if isinstance(change, Checkpoint)
+            for pack in change.packs
+            if not pack.retired
+        ]
+    placed = {(growth.pack, growth.start): read(growth) for growth in grown}
+    index.ensure_room(_ROOM + sum(_room(records) for records in placed.values()) + 2 * line.line_bytes)
+    with index.write() as rows:
+        editor = Editor(rows, sealer)
+        if first:
+            format, keyring_number = identity
+            editor.identify(format.repo_id, format.hash, keyring_number)
+            for change in changes:
+                if isinstance(change, Checkpoint):
+                    editor.restore(change, lambda growth: placed[growth.pack, growth.start])
+        editor.apply(at, line, time_us, changes, lambda growth: placed[growth.pack, growth.start])
+
+
+def _room(records: list[Placed]) -> int:
+    return sum(_ROOM_PER_RECORD + (2 * len(p.inline) if p.inline is not None else 0) for p in records)
+
+
+class _Records:
+    """Reads the records of a pack's range, skipping those whose headers are damaged."""
+
+    def __init__(self, packs: PackDir, repo_id: bytes, report: RebuildReport) -> None:
+        self._packs, self._repo_id, self._report = packs, repo_id, report
+
+    def __call__(self, growth: PackGrown) -> list[Placed]:
+        name = growth.pack.hex()
+        path = self._packs.path(growth.pack)
+        if not path.exists():
+            self._report.problems.append(f"pack {name} is missing")
+            return []
+        with fs.open_file(path) as file:
+            size = file.size()
+            if size < growth.stop:
+                self._report.problems.append(f"pack {name} has {size} bytes where {growth.stop} were committed")
+            return [
+                Placed(offset, header, self._inline(file, offset, header.record_bytes))
+                for offset, header in self._headers(file, growth, min(size, growth.stop), f"pack {name}")
+                if is_record_kind(header.kind) and header.repo_id == self._repo_id
+            ]
+
+    def _headers(self, file: fs.File, growth: PackGrown, stop: int, what: str) -> list:  # type: ignore[type-arg]
+        try:
+            return list(scan(file, growth.start, stop, what))
+        except Malformed as error:
+            self._report.problems.append(str(error))
+            return [
+                found for found in salvage(file, stop, what) if found[0] >= growth.start and found[0] + found[1].record_bytes <= stop
+            ]
+
+    @staticmethod
+    def _inline(file: fs.File, offset: int, nbytes: int) -> bytes | None:
+        return file.pread(offset, nbytes) if nbytes <= INLINE_BYTES else None
+
+
+def _remove_other_indexes(layout: Layout, uuid: str) -> None:
+    for name in fs.list_dir(layout.index_root):
+        if name == uuid:
+            continue
+        folder = layout.index_root / name
+        if folder.is_dir():
+            for file in fs.list_dir(folder):
+                fs.unlink(folder / file)
+            _remove_folder(folder)
+
+
+def _remove_folder(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError:
+        pass  # a process that still has it open keeps it; an empty folder harms nobody
+
+
+# ---- refs ----------------------------------------------------------------------------------------------------
+
+
+def _move_lost_refs(db: LocalDatabase, report: RebuildReport) -> None:
+    """Set refs whose commit is gone to the newest one of their reflog that is not."""
+    changes = []
+    for row in db.refs():
+        if not isinstance(row.target, ObjectId) or _readable(db, row.target):
+            continue
+        with db.view() as view:
+            older = [line.old for line in view.reflog(row.name)]
+        target = next((id for id in older if isinstance(id, ObjectId) and _readable(db, id)), None)
+        report.problems.append(f"the commit of {row.name}, {row.target.short}, is damaged")
+        report.moved[row.name] = (str(row.target), str(target) if target else "nothing")
+        changes.append(SetRef(row.name, row.target, target, "rebuild-index: its commit is damaged"))
+    if changes:
+        db.publish(None, changes)
+
+
+def _readable(db: LocalDatabase, id: ObjectId) -> bool:
+    try:
+        db.read(id)
+    except Damaged:
+        return False
+    return True

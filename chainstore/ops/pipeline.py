@@ -1,0 +1,97 @@
+"""The pipeline: a bounded number of threads that pull jobs until there are none or one fails.
+
+Memory is bounded by the workers: each has one job at a time and buffers that it reuses.  Hashing, coding, sealing and
+writing release the GIL, so threads are enough.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+J = TypeVar("J")
+
+_LOOK_SECONDS = 0.2  # how often the caller looks up from waiting, so that Ctrl-C is heard
+BYTES_PER_WORKER = 6 << 20  # a chunk, its planes, its sealed form, and what came before it in the buffers
+
+
+def worker_count(threads: int, max_memory_bytes: int, total_bytes: int) -> int:
+    """Return how many workers a job of `total_bytes` should have within a budget."""
+    return max(1, min(threads, max_memory_bytes // BYTES_PER_WORKER, total_bytes // (2 << 20)))
+
+
+def run(
+    jobs: Iterable[J], work: Callable[[J], None], *, threads: int, tend: Callable[[], bool] | None = None
+) -> None:
+    """Do every job; with one thread in the caller, else in threads that end before this returns.
+
+    Args:
+        jobs: pulled one at a time, never by two threads at once.
+        tend: called again and again in a thread of its own while the others work; returns whether it did something.
+            It keeps a slow device busy (syncing) while the rest computes.
+
+    Raises:
+        The first error of a job; the others then stop after the one they are at.
+    """
+    if threads <= 1:
+        for job in jobs:
+            work(job)
+            if tend is not None:
+                tend()
+        return
+    _Crew(jobs, work, tend).run(threads)
+
+
+class _Crew:
+    def __init__(self, jobs: Iterable[J], work: Callable[[J], None], tend: Callable[[], bool] | None) -> None:
+        self._jobs, self._work, self._tend = iter(jobs), work, tend
+        self._lock = threading.Lock()
+        self._stop, self._done = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self, threads: int) -> None:
+        workers = [threading.Thread(target=self._pull, name=f"chainstore-{i}", daemon=True) for i in range(threads)]
+        tender = threading.Thread(target=self._look_after, name="chainstore-sync", daemon=True)
+        try:
+            for thread in workers:
+                thread.start()
+            if self._tend is not None:
+                tender.start()
+            for thread in workers:
+                while thread.is_alive():
+                    thread.join(_LOOK_SECONDS)
+        finally:
+            self._stop.set()
+            self._done.set()
+            for thread in (*workers, tender):
+                if thread.ident is not None:
+                    thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _pull(self) -> None:
+        try:
+            while not self._stop.is_set():
+                with self._lock:
+                    job = next(self._jobs, _END)
+                if job is _END:
+                    return
+                self._work(job)
+        except BaseException as error:
+            self._fail(error)
+
+    def _look_after(self) -> None:
+        assert self._tend is not None
+        try:
+            while not self._done.is_set():
+                if not self._tend():
+                    self._done.wait(0.01)
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._error = self._error or error
+        self._stop.set()
+
+
+_END = object()

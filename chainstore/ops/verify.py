@@ -1,0 +1,278 @@
+"""Verify: prove what is stored, from a look at the log to a read of every byte.
+
+    quick    log, index and small files agree; every ref names a commit that is there
+    links    quick, and every reachable commit and tree page reads, every chunk they name has a record in its pack
+    data     links, and every reachable chunk reads and hashes to its id
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from chainstore.errors import ChainError, Damaged, IdMismatch, InvalidInput, Malformed
+from chainstore.ids import ObjectId
+from chainstore.model.commit import Commit
+from chainstore.model.paths import format_path
+from chainstore.model.tree import Root, read_tree, tree_pages
+from chainstore.observe import Observer, Progress
+from chainstore.odb.layout import Format
+from chainstore.odb.local import LocalDatabase
+from chainstore.odb.rows import View
+from chainstore.ops.history import read_commit
+from chainstore.ops.pipeline import run
+from chainstore.storage.index import Index
+from chainstore.storage.log import Position
+
+Level = Literal["quick", "links", "data"]
+LEVELS: tuple[Level, ...] = ("quick", "links", "data")
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One thing that is not as it was stored.
+
+    Attributes:
+        what: a sentence.
+        id: the object, 64 hex digits, or "".
+        commits: ids of the commits that are hit.  paths: what is hit in them.
+    """
+
+    what: str
+    id: str = ""
+    commits: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """What a verification looked at and found; `damaged` is empty when all is well."""
+
+    level: Level
+    lines: int = 0
+    refs: int = 0
+    commits: int = 0
+    pages: int = 0
+    chunks: int = 0
+    read_bytes: int = 0
+    damaged: list[Damage] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.damaged
+
+
+def verify(db: LocalDatabase, level: Level, *, threads: int, observer: Observer) -> VerifyReport:
+    """Look at everything that `level` covers; damage is collected, not raised.
+
+    Raises:
+        InvalidInput: there is no such level.
+    """
+    if level not in LEVELS:
+        raise InvalidInput(f"no level {level!r}: choose quick, links or data")
+    report = VerifyReport(level)
+    _try(report, lambda: _check_small_files(db))
+    if _check_index(db, report):
+        _try(report, lambda: _check_log(db, report))
+        _try(report, lambda: _check_packs(db, report))
+        tips = _check_refs(db, report)
+        if level != "quick":
+            _check_reachable(db, report, tips, level, threads, observer)
+    return report
+
+
+def _try(report: VerifyReport, check: Callable[[], None]) -> None:
+    try:
+        check()
+    except ChainError as error:
+        report.damaged.append(Damage(str(error), getattr(error, "id", "")))
+
+
+def _check_small_files(db: LocalDatabase) -> None:
+    for name in ("format", "format.bak"):
+        path = db.layout.root / name
+        if not path.exists():
+            raise Damaged(f"{name} is missing")
+        Format.from_bytes(path.read_bytes())
+    if db.sealer.encrypted:
+        for name in ("keyring", "keyring.bak"):
+            path = db.layout.root / name
+            if not path.exists():
+                raise Damaged(f"{name} is missing")
+            db.layout.parse_keyring(path.read_bytes())
+
+
+def _check_index(db: LocalDatabase, report: VerifyReport) -> bool:
+    """Whether the index can be read at all; its structure is walked without LMDB."""
+    problems = Index.verify_file(db.index_path)
+    report.damaged += [Damage(f"the index: {problem}") for problem in problems]
+    return not problems
+
+
+def _check_log(db: LocalDatabase, report: VerifyReport) -> None:
+    """Every line of every segment parses, follows the one before, opens, and is in the index as it is in the log."""
+    with db.view() as view:
+        end = view.position()
+        at = Position(0, bytes(32), 0, 0, 0)
+        for at, line in db.log.after(at):
+            db.sealer.open_line(line)
+            if at.seq > end.seq:
+                break  # not in the index yet: it is settled by the next writer
+            if view.line(at.seq) != line.to_bytes():
+                raise Damaged(f"line {at.seq} of the log is another in the index")
+            report.lines += 1
+        if at.seq < end.seq:
+            raise Damaged(f"the log ends at line {at.seq}, the index at line {end.seq}")
+
+
+def _check_packs(db: LocalDatabase, report: VerifyReport) -> None:
+    with db.view() as view:
+        for _, pack in view.packs():
+            size = db.packs.size(pack.pack)
+            if size < pack.length and not pack.retired:
+                what = f"pack {pack.pack.hex()} has {size} bytes where {pack.length} were committed"
+                report.damaged.append(Damage(what))
+
+
+def _check_refs(db: LocalDatabase, report: VerifyReport) -> list[ObjectId]:
+    """Return the commits that refs, tags, HEAD and reflogs name."""
+    tips: dict[ObjectId, str] = {}
+    try:
+        with db.view() as view:
+            for row in view.refs():
+                report.refs += 1
+                if isinstance(row.target, ObjectId):
+                    tips.setdefault(row.target, row.name)
+            for line in view.reflogs():
+                for target in (line.old, line.new):
+                    if isinstance(target, ObjectId):
+                        tips.setdefault(target, f"the reflog of {line.name}")
+    except ChainError as error:
+        report.damaged.append(Damage(str(error)))
+    for id, name in tips.items():
+        try:
+            read_commit(db, id)
+        except Damaged as error:
+            report.damaged.append(Damage(f"{name} names a commit that is damaged: {error}", str(id), (str(id),)))
+    return list(tips)
+
+
+def _check_reachable(
+    db: LocalDatabase, report: VerifyReport, tips: list[ObjectId], level: Level, threads: int, observer: Observer
+) -> None:
+    chunks: dict[ObjectId, None] = {}
+    pages: set[ObjectId] = set()
+    commits = list(_commits(db, report, tips))
+    for number, commit in enumerate(commits):
+        observer(Progress("verify", number, len(commits)))
+        for page in _pages(db, report, commit, pages):
+            chunks.update(dict.fromkeys(page))
+    report.commits, report.pages, report.chunks = len(commits), len(pages), len(chunks)
+    bad = _check_places(db, chunks)
+    if level == "data":
+        bad |= _read_all(db, report, [id for id in chunks if id not in bad], threads, observer)
+    if bad:
+        report.damaged += _explain(db, commits, bad)
+
+
+def _commits(db: LocalDatabase, report: VerifyReport, tips: list[ObjectId]) -> Iterator[Commit]:
+    seen, queue = set(tips), list(tips)
+    while queue:
+        id = queue.pop()
+        try:
+            commit = read_commit(db, id)
+        except Damaged as error:
+            if id not in tips:
+                report.damaged.append(Damage(str(error), str(id), (str(id),)))
+            continue
+        yield commit
+        for parent in commit.parents:
+            if parent not in seen:
+                seen.add(parent)
+                queue.append(parent)
+
+
+def _pages(
+    db: LocalDatabase, report: VerifyReport, commit: Commit, seen: set[ObjectId]
+) -> Iterator[list[ObjectId]]:
+    """Yield the chunks named by pages that were not seen before."""
+
+    def load(id: ObjectId) -> bytes:
+        return bytes(db.read(id))
+
+    if commit.tree in seen:
+        return
+    seen.add(commit.tree)
+    try:
+        root = Root.from_bytes(load(commit.tree))
+        for tree in (root.state, root.files, root.ranks):
+            if tree is None or tree in seen:
+                continue
+            seen.update(tree_pages(tree, load))
+            yield [extent.chunk for entry in read_tree(tree, load) for extent in entry.extents]
+    except Damaged as error:
+        hit = getattr(error, "id", str(commit.tree))
+        report.damaged.append(Damage(f"a page of {commit.short} is damaged: {error}", hit, (str(commit.id),)))
+
+
+def _check_places(db: LocalDatabase, chunks: dict[ObjectId, None]) -> dict[ObjectId, str]:
+    bad: dict[ObjectId, str] = {}
+    sizes: dict[bytes, int] = {}
+    with db.view() as view:
+        for id in chunks:
+            why = _misplaced(db, view, id, sizes)
+            if why:
+                bad[id] = why
+    return bad
+
+
+def _misplaced(db: LocalDatabase, view: View, id: ObjectId, sizes: dict[bytes, int]) -> str | None:
+    try:
+        place = view.place(id)
+        if place is None:
+            return "it is not in the store"
+        name = view.pack(place.pack).pack
+    except Damaged as error:
+        return str(error)
+    if name not in sizes:
+        sizes[name] = db.packs.size(name)
+    return f"pack {name.hex()} ends before it" if place.offset + place.length > sizes[name] else None
+
+
+def _read_all(
+    db: LocalDatabase, report: VerifyReport, chunks: list[ObjectId], threads: int, observer: Observer
+) -> dict[ObjectId, str]:
+    bad: dict[ObjectId, str] = {}
+    done = 0
+
+    def read(id: ObjectId) -> None:
+        nonlocal done
+        try:
+            report.read_bytes += len(db.read(id))
+        except IdMismatch as error:
+            bad[id] = error.why
+        done += 1
+        if done % 16 == 0:
+            observer(Progress("verify", done, len(chunks)))
+
+    run(chunks, read, threads=threads)
+    return bad
+
+
+def _explain(db: LocalDatabase, commits: list[Commit], bad: dict[ObjectId, str]) -> list[Damage]:
+    """Return which commits and paths the damaged chunks hit."""
+    hit: dict[ObjectId, tuple[dict[str, None], dict[str, None]]] = {id: ({}, {}) for id in bad}
+    for commit in commits:
+        try:
+            root = Root.from_bytes(bytes(db.read(commit.tree)))
+            for tree in (root.state, root.files):
+                for entry in read_tree(tree, lambda id: bytes(db.read(id))) if tree is not None else ():
+                    for extent in entry.extents:
+                        if extent.chunk in hit:
+                            hit[extent.chunk][0][str(commit.id)] = None
+                            hit[extent.chunk][1][format_path(entry.path)] = None
+        except (Damaged, Malformed):
+            continue  # told already
+    return [
+        Damage(f"a chunk of {', '.join(paths) or 'nothing'} is damaged: {bad[id]}", str(id), tuple(where), tuple(paths))
+        for id, (where, paths) in hit.items()
+    ]
