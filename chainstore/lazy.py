@@ -1,10 +1,10 @@
 """Snapshots that read only what they are asked for.
 
-    snap = repo["step:1200"]
-    snap["model"]["layer.0.weight"]         one tensor, verified
-    snap.keys("model/**")                   names, from the trees alone
-    snap.slice("model/emb.weight")[10:20]   only the chunks touched
-    snap.load_into(model, optimizer)        in place; memory that already holds the bytes is left alone
+snap = repo["step:1200"]
+snap["model"]["layer.0.weight"]         one tensor, verified
+snap.keys("model/**")                   names, from the trees alone
+snap.slice("model/emb.weight")[10:20]   only the chunks touched
+snap.load_into(model, optimizer)        in place; memory that already holds the bytes is left alone
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

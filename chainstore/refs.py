@@ -1,6 +1,6 @@
 """Refs: the names that people give to commits.
 
-    heads/<branch>    tags/<tag>    HEAD -> "heads/main", or a commit (detached)
+heads/<branch>    tags/<tag>    HEAD -> "heads/main", or a commit (detached)
 """
 
 import re

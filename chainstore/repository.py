@@ -1,9 +1,9 @@
 """The face: one repository, as its users see it.
 
-    repo = open("runs/gpt", create=True)
-    commit = repo.commit(state, "message", step=1200, metrics={"loss": 1.84})      # durable when it returns
-    state = repo.checkout("main~2")                                                # bit for bit
-    for commit in repo.log(): ...
+repo = open("runs/gpt", create=True)
+commit = repo.commit(state, "message", step=1200, metrics={"loss": 1.84})      # durable when it returns
+state = repo.checkout("main~2")                                                # bit for bit
+for commit in repo.log(): ...
 """
 
 import os
@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from chainstore import access, config
-from chainstore.crypto.bundle import new_bundle
+from chainstore.crypto.bundle import Bundle, new_bundle
 from chainstore.crypto.keyring import Keyring
 from chainstore.crypto.keys import KeyProvider
 from chainstore.errors import (
@@ -41,6 +41,7 @@ from chainstore.lazy import Globs, Reading, Snapshot
 from chainstore.model.change import Change, ReflogLine, SetKeyring, SetRef, Target
 from chainstore.model.commit import Commit, Note, Stats
 from chainstore.model.manifest import Manifest
+from chainstore.model.paths import Path as PathKeys
 from chainstore.model.paths import parse_path
 from chainstore.model.tree import Entry
 from chainstore.observe import Notice, Observer, silent
@@ -88,14 +89,14 @@ class Settings:
     threads: int = 2
     max_memory_bytes: int = 256 << 20
     index_dir: Path | None = None
-    codec: str = "auto"
+    codec: str | None = None
     observer: Observer = silent
 
 
 class _Core:
     """What all handles of one repository in one process share: the database, and the last manifests."""
 
-    shared: dict[tuple[str, bool], "_Core"] = {}
+    shared: ClassVar[dict[tuple[str, bool], "_Core"]] = {}
     lock = threading.RLock()
 
     def __init__(self, settings: Settings, db: LocalDatabase, key_origin: str) -> None:
@@ -207,7 +208,7 @@ class Repository:
         leaves = flatten(state)
         note = _note(message, step, epoch, metrics, meta)
         extra = file_leaves({name: Path(path) for name, path in (files or {}).items()})
-        codec = _checked_codec(codec or self._settings.codec)
+        codec = self._codec(codec)
         plan = _Plan(branch, note, tuple(tags), parents, expected_head, allow_empty)
         started = time.perf_counter()
         with self._core.committing:
@@ -257,7 +258,7 @@ class Repository:
         started = time.perf_counter()
         with self._core.committing:
             target = self._target(plan)
-            batch = self._db.batch(_checked_codec(codec or self._settings.codec))
+            batch = self._db.batch(self._codec(codec))
             try:
                 batch.trust(self._trusted(target.parent))
                 writer = Writer(batch, self._settings)
@@ -503,6 +504,13 @@ class Repository:
             self._pid = os.getpid()
         return self._core.db
 
+    def _codec(self, asked: str | None) -> str:
+        """Return the codec to use: the one asked for, else the one the repository was made with."""
+        if asked is not None:
+            return _checked_codec(asked)
+        with self._db.view() as view:
+            return view.config().get("codec", "auto")
+
     def _bind(self) -> None:
         target = self._ref_target(HEAD)
         self._branch = target if isinstance(target, str) else None
@@ -593,7 +601,7 @@ class Repository:
         commit = read_commit(self._db, id)
         return replace(commit, stats=replace(commit.stats, seconds=time.perf_counter() - started))
 
-    def _keys(self) -> tuple[Keyring, object]:
+    def _keys(self) -> tuple[Keyring, Bundle]:
         if not self.encrypted:
             raise NotEncrypted(f"{self.path} is not encrypted; it has no keys")
         keyring = self._db.layout.read_keyring()
@@ -628,7 +636,7 @@ class Writer:
         """Store a file beside the state, now."""
         self._files += self._write(file_leaves({name: Path(path)})).entries
 
-    def _put(self, path: tuple[object, ...], value: object) -> None:
+    def _put(self, path: PathKeys, value: object) -> None:
         if self._closed:
             raise InvalidInput("this writer has finished")
         if not path:
@@ -658,7 +666,10 @@ class Writer:
         """Return what was written, in one walk order, the dicts above it included."""
         made = {entry.path for entry in self._entries}
         above = dict.fromkeys(
-            entry.path[:depth] for entry in self._entries for depth in range(len(entry.path)) if entry.path[:depth] not in made
+            entry.path[:depth]
+            for entry in self._entries
+            for depth in range(len(entry.path))
+            if entry.path[:depth] not in made
         )
         above.setdefault((), None)
         dicts = [Entry(path, [nodes.DICT], None, ()) for path in above]
@@ -667,8 +678,10 @@ class Writer:
             for depth in range(len(entry.path) + 1):
                 order.setdefault(entry.path[:depth], len(order))
         order.setdefault((), -1)
+
         def rank(entry: Entry) -> tuple[int, ...]:
             return tuple(order[entry.path[:depth]] for depth in range(len(entry.path) + 1))
+
         return Manifest(sorted([*dicts, *self._entries], key=rank)), Manifest(self._files)
 
 
@@ -725,7 +738,7 @@ def init(
     Raises:
         AlreadyExists: there is one.
     """
-    settings = _settings(path, key, False, threads, max_memory, index_dir, codec, observer)
+    settings = _settings(path, key, False, threads, max_memory, index_dir, _checked_codec(codec), observer)
     layout = Layout(settings.root, settings.index_dir)
     if layout.exists():
         if exist_ok:
@@ -760,7 +773,7 @@ def open(
         KeyRequired, WrongKey: it is encrypted and the key is missing or another.
         Damaged: log or index are not what they were; says what heals them.
     """
-    settings = _settings(path, key, readonly, threads, max_memory, index_dir, "auto", observer)
+    settings = _settings(path, key, readonly, threads, max_memory, index_dir, None, observer)
     if not Layout(settings.root).exists() and Layout(settings.root / CHAIN_DIR).exists():
         settings = replace(settings, root=settings.root / CHAIN_DIR)
     if create and not Layout(settings.root).exists():
@@ -796,7 +809,7 @@ def rebuild(
     Raises:
         RepositoryNotFound; KeyRequired, WrongKey; Damaged: neither log nor index can be read.
     """
-    settings = _settings(path, key, False, None, "256MiB", index_dir, "auto", observer)
+    settings = _settings(path, key, False, None, "256MiB", index_dir, None, observer)
     if not Layout(settings.root).exists() and Layout(settings.root / CHAIN_DIR).exists():
         settings = replace(settings, root=settings.root / CHAIN_DIR)
     return rebuild_at(settings)
@@ -809,7 +822,7 @@ def _settings(
     threads: int | None,
     max_memory: int | str,
     index_dir: str | os.PathLike[str] | None,
-    codec: str,
+    codec: str | None,
     observer: Observer,
 ) -> Settings:
     if threads is not None and (not isinstance(threads, int) or threads < 1):
@@ -821,7 +834,7 @@ def _settings(
         threads or min(os.cpu_count() or 1, 8),
         config.parse_size(max_memory),
         Path(index_dir).expanduser().absolute() if index_dir is not None else None,
-        _checked_codec(codec),
+        codec,
         observer,
     )
 
@@ -844,7 +857,15 @@ def _create(layout: Layout, settings: Settings, encrypt: bool) -> None:
         layout.write_keyring(keyring)
         number = keyring.number
     sealer = Sealer(format.repo_id, bundle, os.urandom)
-    create_local(layout, format, sealer, number, _surroundings(), HEADS + DEFAULT_BRANCH).close()
+    create_local(
+        layout,
+        format,
+        sealer,
+        number,
+        _surroundings(),
+        head=HEADS + DEFAULT_BRANCH,
+        config={"codec": settings.codec or "auto"},
+    ).close()
     layout.write_format(format)  # last: before it, there is no repository
 
 

@@ -13,8 +13,10 @@ from statistics import median
 from chainstore.demo.children import Event, TrainingProcess
 from chainstore.demo.telling import Run, Teller, Watching, size
 
+REPOSITORY = "run"  # its directory, in the place of the performance
+RECENT = 5  # commits
 STEP_SECONDS = 0.05  # a step takes about that long; the first kill comes somewhere within one
-MIDDLE = (0.1, 0.8)  # the second kill comes after this share of the time that a commit usually takes
+MIDDLE = (0.1, 0.8)  # the second kill comes after this share of the time that the quickest of the last commits took
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Director:
     """
 
     def __init__(self, place: Path, plan: Plan, teller: Teller, chance: random.Random) -> None:
-        self.repository = place / "run"
+        self.repository = place / REPOSITORY
         self.plan = plan
         self.run = Run(plan.steps)
         self.lost: list[int] = []
@@ -104,11 +106,11 @@ class Director:
                 self._bytes_before = self._on_disk()
             if event["event"] != "committing" or event["step"] < target:
                 return None
-            usual = median(self.run.commit_seconds[-5:])
-            delay = usual * self._chance.uniform(*MIDDLE)
+            recent = self.run.commit_seconds[-RECENT:]
+            delay = min(recent) * self._chance.uniform(*MIDDLE)
             time.sleep(delay)
             watching.hear_all(process.kill())
-            self._tell_commit_killed(process.pid, event["step"], delay, usual)
+            self._tell_commit_killed(process.pid, event["step"], delay, median(recent))
             return Kill(self.run.step, event["step"], too_late=self.run.committed_step == event["step"])
 
         kill = self.train(interrupt)
@@ -144,14 +146,13 @@ class Director:
         """Say where a process begins, and what became of the one before it."""
         killed, self._killed = self._killed, None
         if killed is None:
-            self._teller.say(f"Process {pid} starts at step {step}.")
+            self._teller.say(f"Process {pid} starts at step {step}: {self.run.weights:,} weights, AdamW, dropout.")
             return
         self.lost.append(killed.at - step)
         if killed.committing is not None:
             self._teller.say(fate_of_commit(killed, step))
-        self._teller.say(
-            f"Process {pid} goes on from the commit of step {step}: {self.lost[-1]} steps to compute again."
-        )
+        again = f"{self.lost[-1]} step{'' if self.lost[-1] == 1 else 's'} to compute again"
+        self._teller.say(f"Process {pid} goes on from the commit of step {step}: {again}.")
 
 
 def fate_of_commit(killed: Kill, found: int) -> str:

@@ -10,8 +10,9 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 import chainstore as cs
-from chainstore.demo.director import Director, Plan
+from chainstore.demo.director import REPOSITORY, Director, Plan
 from chainstore.demo.telling import Teller, size, sparkline
+from chainstore.errors import AlreadyExists
 
 TRIES = 4  # a kill that came after its commit had ended is repeated at a later commit
 SHOWN_COMMITS = 6
@@ -66,14 +67,15 @@ def compare(director: Director, teller: Teller) -> bool:
     undisturbed, theirs = director.reference()
     teller.say(f"Step {undisturbed.step} of {director.plan.steps} done.")
     teller.chapter(5, "Compare the last commit with that run, bit for bit")
-    rows = list(sums(director.committed(), theirs))
+    ours = director.committed()
+    rows = list(sums(ours, theirs))
     teller.table(
         (part, f"{equal} of {count} values", "[green]same bits[/]" if equal == count else "[red]DIFFERENT[/]")
         for part, count, equal in rows
     )
     curves = {"loss, killed twice": director.run, "loss, never killed": undisturbed}
     teller.table((name, sparkline(run.curve())) for name, run in curves.items())
-    return all(count == equal and count for _, count, equal in rows)
+    return ours == theirs and all(count > 0 for _, count, _ in rows)
 
 
 def show_chain(repo: cs.Repository, teller: Teller) -> None:
@@ -87,12 +89,14 @@ def show_chain(repo: cs.Repository, teller: Teller) -> None:
         f"{size(stats.logical_bytes)} of state in {stats.commits} full snapshots take {size(stats.stored_bytes)}"
         f" ({saved:.0%} less), encrypted.",
         f"It opens with {repo.key_origin}",
+        "Keep a copy of that key: without it nothing can be read, by anybody.",
     )
 
 
 def outcome(director: Director, same: bool, seconds: float) -> str:
     """Return the one sentence to remember."""
-    lost = " and ".join(str(steps) for steps in director.lost)
+    *most, last = [str(steps) for steps in director.lost]
+    lost = f"{', '.join(most)} and {last}" if most else last
     if not same:
         return "The bits differ. This should never happen; please report it."
     return f"Killed {len(director.lost)} times, {lost} steps computed again, every bit the same. ({seconds:.0f} s)"
@@ -118,10 +122,21 @@ def main(place: Path | None = None) -> int:
 
     Args:
         place: a directory to make the repository in, which is kept; None takes a temporary one.
+
+    Raises:
+        AlreadyExists: there is a demo in `place`.
+        ChainError: a training process failed by itself.
     """
     console, chance = Console(highlight=False), random.Random()
-    if place is not None:
-        place.mkdir(parents=True, exist_ok=True)
-        return 0 if tell(place, Plan(), console, chance) else 1
-    with TemporaryDirectory(prefix="chain-demo-") as temporary:
-        return 0 if tell(Path(temporary), Plan(), console, chance) else 1
+    if place is None:
+        with TemporaryDirectory(prefix="chain-demo-") as temporary:
+            same = tell(Path(temporary), Plan(), console, chance)
+        Teller(console).say("", "The repository was temporary and is gone; `chain demo DIR` keeps it in DIR.")
+        return 0 if same else 1
+    kept = place / REPOSITORY
+    if kept.exists():
+        raise AlreadyExists(f"there is a demo in {place}", hint="choose another directory, or remove that one")
+    place.mkdir(parents=True, exist_ok=True)
+    same = tell(place, Plan(), console, chance)
+    Teller(console).say("", f"The repository stays. Look around: chain -C {kept} log")
+    return 0 if same else 1

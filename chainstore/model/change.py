@@ -144,9 +144,7 @@ class Checkpoint:
     packs: tuple[PackLine, ...]
 
 
-Change = (
-    SetRef | PackGrown | SetConfig | Mark | Unmark | Swept | Dead | Retired | SetKeyring | Incident | Checkpoint
-)
+Change = SetRef | PackGrown | SetConfig | Mark | Unmark | Swept | Dead | Retired | SetKeyring | Incident | Checkpoint
 
 
 def encode_changes(time_us: int, changes: Sequence[Change]) -> bytes:
@@ -226,7 +224,16 @@ def _decode(node: Node) -> Change:
                 return SetKeyring(number)
             case [10, str(text)]:
                 return Incident(text)
-            case [11, bytes(format_hash), int(keyring), list(refs), list(config), list(marks), list(reflog), list(packs)]:
+            case [
+                11,
+                bytes(format_hash),
+                int(keyring),
+                list(refs),
+                list(config),
+                list(marks),
+                list(reflog),
+                list(packs),
+            ]:
                 return _decode_checkpoint(format_hash, keyring, refs, config, marks, reflog, packs)
             case [int(code), *_] if code > 11:
                 raise FormatTooNew(f"log change {code}", "read")

@@ -98,9 +98,7 @@ class Commit:
         return f"<Commit {self.short}{step} {self.message!r}>"
 
 
-def encode_commit(
-    root: ObjectId, parents: Sequence[ObjectId], note: Note, time_us: int, stats: Stats
-) -> bytes:
+def encode_commit(root: ObjectId, parents: Sequence[ObjectId], note: Note, time_us: int, stats: Stats) -> bytes:
     """Return the plaintext of a commit object.
 
     Args:
@@ -177,7 +175,9 @@ def _check(note: Note) -> None:
 
 def _json(meta: Mapping[str, object]) -> str:
     if not _is_json(meta):
-        raise InvalidInput("meta must hold JSON values only: text, numbers, booleans, None, lists, dicts with text keys")
+        raise InvalidInput(
+            "meta must hold JSON values only: text, numbers, booleans, None, lists, dicts with text keys"
+        )
     return json.dumps(meta, ensure_ascii=False)
 
 

@@ -1,16 +1,15 @@
 """The manifest: a snapshot flattened in memory, from path to entry, in the order of the walk.
 
-    manifest = Manifest(entries)
-    manifest[("model", "weight")].extents
+manifest = Manifest(entries)
+manifest[("model", "weight")].extents
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 
 from chainstore.ids import ObjectId
-from chainstore.model.paths import Path
+from chainstore.model.paths import Path, encode_key
 from chainstore.model.tree import Entry
 from chainstore.model.wire import encode
-from chainstore.model.paths import encode_key
 
 
 class Manifest(Mapping[Path, Entry]):

@@ -75,7 +75,9 @@ class Root:
     ranks: ObjectId | None = None
 
     def to_bytes(self) -> bytes:
-        return encode([ROOT, *(bytes(tree) if tree is not None else None for tree in (self.state, self.files, self.ranks))])
+        return encode(
+            [ROOT, *(bytes(tree) if tree is not None else None for tree in (self.state, self.files, self.ranks))]
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Root":
@@ -273,9 +275,7 @@ def _entries(body: list, load: Load) -> Iterator[Entry]:  # type: ignore[type-ar
         if not 0 <= shared <= len(path):
             raise Malformed("tree page", "a path that continues nothing")
         path = (*path[:shared], *(decode_key(key) for key in keys))
-        yield Entry(
-            path, node, spec_from_node(spec) if spec is not None else None, tuple(_read_extents(extents, load))
-        )
+        yield Entry(path, node, spec_from_node(spec) if spec is not None else None, tuple(_read_extents(extents, load)))
 
 
 def _read_extents(node: list, load: Load) -> Iterator[Extent]:  # type: ignore[type-arg]

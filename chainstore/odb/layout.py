@@ -1,9 +1,9 @@
 """The few small files that say what a repository directory is.
 
-    format, format.bak      plain JSON: version, repository id, suite, chunk size, extensions, checksum
-    keyring, keyring.bak    key slots
-    index.owner             which index is in force: {uuid, inode, host}; the index lies in index/<uuid>/
-    log/ packs/ leases/ quarantine/ reserve
+format, format.bak      plain JSON: version, repository id, suite, chunk size, extensions, checksum
+keyring, keyring.bak    key slots
+index.owner             which index is in force: {uuid, inode, host}; the index lies in index/<uuid>/
+log/ packs/ leases/ quarantine/ reserve
 """
 
 import json

@@ -10,7 +10,7 @@ What is written when is in docs/design.md; the short of it:
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,8 @@ _TAKE_OVER_TRIES = 8
 _CROWDED = PACK_BYTES - (4 << 20)  # a pack this full is not taken over
 _ROOM_PER_RECORD = 1024  # index bytes for an object's rows, small records apart
 _ROOM = 1 << 20
+_SPARE_PAGES = 48
+_SPARE_ROW_BYTES = 4000  # one takes a page of its own
 
 
 class GoneMeanwhile(Conflict):
@@ -467,12 +469,14 @@ def create_local(
     sealer: Sealer,
     keyring_number: int,
     around: Surroundings,
-    head: Target = "heads/main",
+    *,
+    head: Target,
+    config: dict[str, str],
 ) -> LocalDatabase:
     """Make an empty database in a directory whose folders exist; `format` is written last, by the caller."""
     for segment in Log(layout.log).segments():
         fs.unlink(Log(layout.log).path(segment))  # left by an init that was cut off
-    point = Checkpoint(format.hash, keyring_number, (("HEAD", head),), (), (), (), ())
+    point = Checkpoint(format.hash, keyring_number, (("HEAD", head),), tuple(config.items()), (), (), ())
     time_us = around.now_us()
     line = sealer.seal_line(1, bytes(32), encode_changes(time_us, [point]))
     at = Log(layout.log).append(line, BEGINNING, new_segment=True)
@@ -484,6 +488,7 @@ def create_local(
         editor.identify(format.repo_id, format.hash, keyring_number)
         editor.restore(point, _no_records)
         editor.apply(at, line, time_us, [point], _no_records)
+    _make_spare_pages(index)
     owner = Owner(uuid, index.inode[1], around.host)
     layout.write_owner(owner)
     return LocalDatabase(layout, sealer, index, owner, around, readonly=False)
@@ -517,6 +522,23 @@ def open_local(
         db.close()
         raise
     return db
+
+
+def _make_spare_pages(index: Index) -> None:
+    """Leave free pages in a new index.
+
+    Every transaction of LMDB writes the pages it touches anew, a dozen for a small commit, and takes free ones for
+    that only where an older transaction left some; without these the first commits each grow the file by 40 KB.
+    """
+    rows = [number.to_bytes(2, "big") for number in range(_SPARE_PAGES)]
+    with index.write() as out:
+        for row in rows:
+            out.put("meta", b"spare" + row, bytes(_SPARE_ROW_BYTES))
+    with index.write() as out:
+        for row in rows:
+            out.delete("meta", b"spare" + row)
+    with index.write() as out:  # a page that was freed is used again only two transactions later
+        out.put("meta", b"spare", b"")
 
 
 def _known_inode(layout: Layout, path: Path, owner: Owner, around: Surroundings, *, adopt: bool) -> Owner:
@@ -570,13 +592,15 @@ def _check_identity(db: LocalDatabase, format: Format, keyring_number: int) -> N
 
 def _resting(view: View) -> list[bytes]:
     """Return the names of the newest packs that may be taken over."""
-    open_ones = [line.pack for _, line in view.packs() if not (line.contents or line.retired or line.length >= _CROWDED)]
+    open_ones = [
+        line.pack for _, line in view.packs() if not (line.contents or line.retired or line.length >= _CROWDED)
+    ]
     return open_ones[: -_TAKE_OVER_TRIES - 1 : -1]
 
 
-def _room_for(groups: Sequence[list[Placed]] | object) -> int:
+def _room_for(groups: Iterable[list[Placed]]) -> int:
     total = _ROOM
-    for group in groups:  # type: ignore[attr-defined]
+    for group in groups:
         for placed in group:
             total += _ROOM_PER_RECORD + (2 * len(placed.inline) if placed.inline is not None else 0)
     return total

@@ -75,5 +75,7 @@ class _Layered:
     def put(self, table: str, key: bytes, value: bytes) -> None:
         self._tables.setdefault(table, {})[key] = value
 
-    def delete(self, table: str, key: bytes) -> None:
+    def delete(self, table: str, key: bytes) -> bool:
+        was_there = self.get(table, key) is not None
         self._tables.setdefault(table, {})[key] = None
+        return was_there

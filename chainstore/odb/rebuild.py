@@ -6,13 +6,14 @@ of what can be known.  Records whose headers are damaged are skipped and reporte
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from chainstore.errors import Damaged, Malformed, StorageError
-from chainstore.ids import Kind, ObjectId
+from chainstore.ids import ObjectId
 from chainstore.leases import publish_lock
-from chainstore.model.change import Checkpoint, PackGrown, SetRef, decode_changes, encode_changes
+from chainstore.model.change import Checkpoint, PackGrown, SetRef, decode_changes
 from chainstore.model.frame import LINE_MAGIC, Line, is_record_kind, parse_line
 from chainstore.observe import Observer, Progress
 from chainstore.odb.layout import Format, Layout, Owner
@@ -68,9 +69,10 @@ def rebuild_index(
         kept = _lines_of_old_index(layout, sealer)
         chain = _merge(_lines_of_log(Log(layout.log)), kept, sealer, report)
         _heal_log(Log(layout.log), chain, report)
+        old = _old_owner(layout)
         owner = _build(layout, format, sealer, keyring_number, around, report, observer)
         layout.write_owner(owner)
-        _remove_other_indexes(layout, owner.uuid)
+        _remove_old_indexes(layout, old, owner.uuid)
     db = open_local(layout, format, sealer, keyring_number, around, readonly=False)
     try:
         _move_lost_refs(db, report)
@@ -277,7 +279,9 @@ class _Records:
         except Malformed as error:
             self._report.problems.append(str(error))
             return [
-                found for found in salvage(file, stop, what) if found[0] >= growth.start and found[0] + found[1].record_bytes <= stop
+                found
+                for found in salvage(file, stop, what)
+                if found[0] >= growth.start and found[0] + found[1].record_bytes <= stop
             ]
 
     @staticmethod
@@ -285,22 +289,30 @@ class _Records:
         return file.pread(offset, nbytes) if nbytes <= INLINE_BYTES else None
 
 
-def _remove_other_indexes(layout: Layout, uuid: str) -> None:
+def _remove_old_indexes(layout: Layout, old: str | None, new: str) -> None:
+    """Remove the index that was replaced, and what earlier rebuilds left where only ours can lie."""
+    ours_alone = layout.index_root == layout.root / "index"
     for name in fs.list_dir(layout.index_root):
-        if name == uuid:
-            continue
-        folder = layout.index_root / name
-        if folder.is_dir():
-            for file in fs.list_dir(folder):
-                fs.unlink(folder / file)
-            _remove_folder(folder)
+        if name != new and (name == old or (ours_alone and _is_index_name(name))):
+            for file in ("data.mdb", "lock.mdb"):
+                fs.unlink(layout.index_root / name / file, missing_ok=True)
+            _remove_folder(layout.index_root / name)
+
+
+def _is_index_name(name: str) -> bool:
+    return len(name) == 32 and all(digit in "0123456789abcdef" for digit in name)
+
+
+def _old_owner(layout: Layout) -> str | None:
+    try:
+        return layout.read_owner().uuid
+    except Damaged:
+        return None  # then nothing says which index was in force
 
 
 def _remove_folder(folder: Path) -> None:
-    try:
+    with suppress(OSError):  # a process that still has it open keeps it; an empty folder harms nobody
         folder.rmdir()
-    except OSError:
-        pass  # a process that still has it open keeps it; an empty folder harms nobody
 
 
 # ---- refs ----------------------------------------------------------------------------------------------------

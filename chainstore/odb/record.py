@@ -71,9 +71,7 @@ class Sealer:
                 where nothing is encrypted.
         """
         stored = self.sealed_bytes(len(encoded))
-        header = Header(
-            kind, self._flags, self.generation, codecs, stored, plain_len, id, depth, bases, self.repo_id
-        )
+        header = Header(kind, self._flags, self.generation, codecs, stored, plain_len, id, depth, bases, self.repo_id)
         if self._bundle is None:
             return header, encoded
         key = object_key(self._master(kind, self.generation), self._suite, self.repo_id, kind, id)

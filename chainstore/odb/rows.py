@@ -3,10 +3,11 @@
 Every change of the index is one line of the log applied by `Editor.apply`, the same at commit, at redo and at
 rebuild; so the index can always be made again.
 
-    objects  id -> Place                      bases    id -> ids, 32 bytes each     inline  id -> small records, whole
-    packs    number -> name, length, ...      refs     key -> sealed RefRow         reflog  key | seq -> sealed ReflogLine
-    log      seq -> the line itself           marks    commit -> sealed MarkLine    config  key -> sealed key and value
-    meta     "state" -> Position, "refs" -> sum over the ref table, "identity" -> what belongs together, "pack" name -> number
+    objects  id -> Place                  bases    id -> ids, 32 bytes each     inline  id -> small records, whole
+    packs    number -> name, length, ...  refs     key -> sealed RefRow         reflog  key | seq -> sealed ReflogLine
+    log      seq -> the line itself       marks    commit -> sealed MarkLine    config  key -> sealed key and value
+    meta     "state" -> Position, "refs" -> sum over the ref table, "identity" -> what belongs together,
+             "pack" name -> number
 """
 
 import struct
@@ -64,7 +65,7 @@ class WritableRows(Rows, Protocol):
     """A writer of the index, or something that looks like one."""
 
     def put(self, table: str, key: bytes, value: bytes) -> None: ...
-    def delete(self, table: str, key: bytes) -> None: ...
+    def delete(self, table: str, key: bytes) -> bool: ...
 
 
 class Place(NamedTuple):

@@ -20,7 +20,7 @@ from chainstore.state.leaf import Destination
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One chunk to read, where its bytes go (destination slice, offset in the chunk), whether it is likely one whole."""
+    """One chunk to read, where its bytes go (slice, offset in the chunk), whether it is likely one whole."""
 
     chunk: ObjectId
     path: Path

@@ -19,9 +19,7 @@ def worker_count(threads: int, max_memory_bytes: int, total_bytes: int) -> int:
     return max(1, min(threads, max_memory_bytes // BYTES_PER_WORKER, total_bytes // (2 << 20)))
 
 
-def run(
-    jobs: Iterable[J], work: Callable[[J], None], *, threads: int, tend: Callable[[], bool] | None = None
-) -> None:
+def run(jobs: Iterable[J], work: Callable[[J], None], *, threads: int, tend: Callable[[], bool] | None = None) -> None:
     """Do every job; with one thread in the caller, else in threads that end before this returns.
 
     Args:

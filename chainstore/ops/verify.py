@@ -1,8 +1,8 @@
 """Verify: prove what is stored, from a look at the log to a read of every byte.
 
-    quick    log, index and small files agree; every ref names a commit that is there
-    links    quick, and every reachable commit and tree page reads, every chunk they name has a record in its pack
-    data     links, and every reachable chunk reads and hashes to its id
+quick    log, index and small files agree; every ref names a commit that is there
+links    quick, and every reachable commit and tree page reads, every chunk they name has a record in its pack
+data     links, and every reachable chunk reads and hashes to its id
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from chainstore.odb.rows import View
 from chainstore.ops.history import read_commit
 from chainstore.ops.pipeline import run
 from chainstore.storage.index import Index
-from chainstore.storage.log import Position
+from chainstore.storage.log import BEGINNING
 
 Level = Literal["quick", "links", "data"]
 LEVELS: tuple[Level, ...] = ("quick", "links", "data")
@@ -112,8 +112,9 @@ def _check_log(db: LocalDatabase, report: VerifyReport) -> None:
     """Every line of every segment parses, follows the one before, opens, and is in the index as it is in the log."""
     with db.view() as view:
         end = view.position()
-        at = Position(0, bytes(32), 0, 0, 0)
-        for at, line in db.log.after(at):
+        at = BEGINNING
+        for here, line in db.log.after(BEGINNING):
+            at = here
             db.sealer.open_line(line)
             if at.seq > end.seq:
                 break  # not in the index yet: it is settled by the next writer
@@ -191,9 +192,7 @@ def _commits(db: LocalDatabase, report: VerifyReport, tips: list[ObjectId]) -> I
                 queue.append(parent)
 
 
-def _pages(
-    db: LocalDatabase, report: VerifyReport, commit: Commit, seen: set[ObjectId]
-) -> Iterator[list[ObjectId]]:
+def _pages(db: LocalDatabase, report: VerifyReport, commit: Commit, seen: set[ObjectId]) -> Iterator[list[ObjectId]]:
     """Yield the chunks named by pages that were not seen before."""
 
     def load(id: ObjectId) -> bytes:

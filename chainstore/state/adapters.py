@@ -4,7 +4,8 @@ A state that holds no tensor never imports torch, and a snapshot is listed witho
 of their classes, entries by their codes.
 """
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Final, cast
 
@@ -31,13 +32,20 @@ def _load(module: str) -> ArrayAdapter:
     return cast(ArrayAdapter, import_module(module).ADAPTER)
 
 
-def adapter_of_type(kind: type) -> ArrayAdapter | None:
-    """Return the adapter that owns values of a type (or of one it derives from), or None."""
+def _find(kind: type) -> ArrayAdapter | None:
     for base in kind.__mro__:
         module = _OWNERS.get((base.__module__, base.__qualname__))
         if module is not None:
             return _load(module)
     return None
+
+
+_find_cached: Final[Callable[[type], ArrayAdapter | None]] = lru_cache(maxsize=1 << 10)(_find)
+
+
+def adapter_of_type(kind: type) -> ArrayAdapter | None:
+    """Return the adapter that owns values of a type (or of one it derives from), or None."""
+    return _find_cached(kind)
 
 
 def adapter_of_code(code: int) -> ArrayAdapter:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ctypes import addressof, c_char
 from typing import Final, cast
 
-from chainstore.errors import FormatTooNew, Malformed, PathNotFound
+from chainstore.errors import ChainError, FormatTooNew, Malformed, PathNotFound
 from chainstore.model.paths import Attr, Key, Path, format_path
 from chainstore.model.tree import Entry
 from chainstore.model.wire import Node, decode
@@ -119,6 +119,12 @@ class Assembly:
             raise Malformed("snapshot", f"an alias of {format_path(path)!r}, which is not there")
         return found
 
+    def _reference(self, item: _Item) -> _Item:
+        paths = references(item.entry.node)
+        if len(paths) != 1:
+            raise Malformed("entry", f"{format_path(item.entry.path)!r} refers to nothing")
+        return self._target(paths[0])
+
     def _destination(self, item: _Item) -> Destination:
         entry, spec = item.entry, item.entry.spec
         if spec is None:
@@ -166,23 +172,24 @@ class Assembly:
                 raise Malformed("entry", f"an array without a dtype at {format_path(item.entry.path)!r}")
             if item.memory is item.live:
                 return item.memory
-            return adapter_of_code(item.code).finish(node, item.memory, self._device)
+            return _guarded(item, adapter_of_code(item.code).finish, node, item.memory, self._device)
         if item.code in nodes.VIEWS:
-            return adapter_of_code(item.code).view(node, self._build(self._target(*references(node))))
+            base = self._build(self._reference(item))
+            return _guarded(item, adapter_of_code(item.code).view, node, base)
         if item.code == nodes.ALIAS:
             return self._alias(item)
         parts = {_part_name(child): self._build(child) for child in item.children if child.code not in _NO_LIVE}
-        return adapter_of_code(item.code).compose(node, parts, self._device)
+        return _guarded(item, adapter_of_code(item.code).compose, node, parts, self._device)
 
     def _alias(self, item: _Item) -> object:
         node = cast("list[Node]", item.entry.node)
-        target = self._build(self._target(*references(node)))
+        target = self._build(self._reference(item))
         if node[1] is True:
             return target
         adapter = adapter_of_type(type(target))
         if adapter is None:
             raise Malformed("entry", f"an alias of no array at {format_path(item.entry.path)!r}")
-        return adapter.view(node, target)
+        return _guarded(item, adapter.view, node, target)
 
     def _registered(self, item: _Item) -> object:
         match item.entry.node, item.children:
@@ -203,6 +210,16 @@ class Assembly:
             else:
                 made[key] = value
         return made
+
+
+def _guarded(item: _Item, make: Callable[..., object], *arguments: object) -> object:
+    """Call an adapter; what its library says of nodes and parts that do not fit together becomes `Malformed`."""
+    try:
+        return make(*arguments)
+    except ChainError:
+        raise
+    except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as why:
+        raise Malformed(f"entry {format_path(item.entry.path)!r}", f"{why}"[:300]) from why
 
 
 # ---- reading entries ------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from chainstore.model.wire import Node
 from chainstore.state import nodes
 from chainstore.state.flatten import Walk
 
-
 _DTYPE_IN_NODE: Final = nodes.VIEWS | {nodes.SPARSE_COO, nodes.SPARSE_COMPRESSED, nodes.QUANTIZED}
 
 

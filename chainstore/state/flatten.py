@@ -107,7 +107,8 @@ class Walk:
         if not problems:
             self.leaves.append(Leaf(path, _VALUE, None, BytesSource(encode(node))))
         for where, why in problems.items():
-            self._refuse(where, why)
+            stateful = where == path and callable(getattr(type(value), "state_dict", None))
+            self._refuse(where, f"{why}; hand over its state_dict()" if stateful else why)
 
     def _refuse(self, path: Path, why: str) -> None:
         self.refused[format_path(path) or "(the state itself)"] = why

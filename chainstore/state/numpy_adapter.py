@@ -17,8 +17,8 @@ from chainstore.model.paths import Path
 from chainstore.model.spec import Spec
 from chainstore.model.wire import Node
 from chainstore.state import nodes
-from chainstore.state.numpy_memory import HostSource, gather_host, memory_bytes
 from chainstore.state.leaf import BytesSource, Composite, Dense, Region, Source
+from chainstore.state.numpy_memory import HostSource, gather_host, memory_bytes
 from chainstore.state.sharing import is_packed, row_major, squeeze_repeats
 from chainstore.state.value_codes import Refused
 from chainstore.state.values import decode_value, encode_value

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import Buffer, Parameter
 
-from chainstore.errors import ChainError, Malformed, Unsupported
+from chainstore.errors import Malformed, Unsupported
 from chainstore.model.spec import DTYPES, Spec, find_dtype
 from chainstore.model.wire import Node
 from chainstore.state import nodes, torch_parts
-from chainstore.state.numpy_memory import HostSource, gather_host, memory_bytes
 from chainstore.state.leaf import BytesSource, Composite, Dense, Region, Source
+from chainstore.state.numpy_memory import HostSource, gather_host, memory_bytes
 from chainstore.state.sharing import is_packed, row_major, squeeze_repeats
 from chainstore.state.torch_device import DeviceSource, gather_device, words
 from chainstore.state.value_codes import Refused
@@ -146,12 +146,7 @@ class TorchAdapter:
         raise Malformed("entry", "not a view of a tensor")
 
     def compose(self, node: Node, parts: Mapping[str, object], device: str | None) -> object:
-        try:
-            shown, composed = torch_parts.compose(node, parts, _dtype)
-        except ChainError:
-            raise
-        except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, NotImplementedError) as why:
-            raise Malformed("entry", f"its parts do not fit together: {why}"[:300]) from why
+        shown, composed = torch_parts.compose(node, parts, _dtype)
         return dress(composed, shown) if isinstance(composed, Tensor) else composed
 
     def overwrite(self, live: object, array: object) -> bool:
@@ -179,6 +174,8 @@ def _describe_dense(tensor: Tensor) -> Dense:
         storage = tensor.untyped_storage()
     except RuntimeError as why:
         raise Refused(f"its memory cannot be reached ({str(why)[:80]})") from why
+    if not address and facts.nbytes:
+        raise Refused("its memory is not there: freed, or that of a functional tensor")
     if not facts.nbytes:
         return Dense(node, facts.spec, BytesSource(b""), shown, facts.name, None)
     source: Source
@@ -262,7 +259,13 @@ def _fits(live: Tensor, dtype: torch.dtype, spec: Spec, strides: tuple[int, ...]
         and tuple(live.shape) == spec.shape
         and (live.is_contiguous() if strides is None else live.stride() == strides)
         and not (live.is_quantized or live.is_nested or live.is_conj() or live.is_neg())
+        and _has_memory(live)
     )
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Return whether the bytes of a tensor are there; sharded training frees storages and brings them back."""
+    return tensor.numel() == 0 or (tensor.untyped_storage().nbytes() > 0 and tensor.data_ptr() != 0)
 
 
 def _same_kind(live: Tensor, array: Tensor) -> bool:
@@ -272,7 +275,7 @@ def _same_kind(live: Tensor, array: Tensor) -> bool:
         for t in (live, array)
     )
     repeats = any(not stride and size > 1 for size, stride in zip(live.shape, live.stride(), strict=True))
-    return plain and not repeats and live.dtype is array.dtype and live.shape == array.shape
+    return plain and not repeats and live.dtype is array.dtype and live.shape == array.shape and _has_memory(live)
 
 
 ADAPTER: Final = TorchAdapter()

@@ -6,8 +6,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from chainstore.state.numpy_memory import memory_bytes
 from chainstore.state.leaf import Dense
+from chainstore.state.numpy_memory import memory_bytes
 
 _WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chainstore.state.numpy_memory import overlap
 from chainstore.state.leaf import Region
+from chainstore.state.numpy_memory import overlap
 from chainstore.state.sharing import is_packed, squeeze_repeats
 from chainstore.testing.sameness import same_value
 
@@ -117,10 +117,11 @@ def _compare_memory(a: Tensor, b: Tensor, path: str) -> None:
     computed = a.is_conj() or a.is_neg()  # comes back as what it shows, in C order
     if not computed and (is_packed(base, a.stride(), 1) or 0 in a.shape):
         _check(a.stride() == b.stride(), path, f"strides {a.stride()} came back as {b.stride()}")
-    _check(_bits(a) == _bits(b), path, "other bits")
+    _check(bits_of(a) == bits_of(b), path, "other bits")
 
 
-def _bits(tensor: Tensor) -> bytes:
+def bits_of(tensor: Tensor) -> bytes:
+    """Return the items that a strided tensor shows, in C order, whatever their dtype."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     words = torch.empty(0, dtype=_WORDS[plain.element_size()], device=plain.device)
     words.set_(plain.untyped_storage(), int(plain.storage_offset()), tuple(plain.shape), plain.stride())
@@ -135,8 +136,15 @@ def _compare_arrays(
     if a.size and is_packed(squeeze_repeats(a.shape, a.strides), a.strides, a.itemsize):
         _check(a.strides == b.strides, path, f"strides {a.strides} came back as {b.strides}")
     _check(a.flags.writeable == b.flags.writeable, path, "another writeable flag")
-    _check(a.tobytes() == b.tobytes(), path, "other bits")
+    _check(_item_bytes(a) == _item_bytes(b), path, "other bits")
     arrays.append((path, a, b))
+
+
+def _item_bytes(array: "np.ndarray[Any, Any]") -> list[bytes]:
+    """Return the bytes of all items, field by field: the padding between fields may hold anything."""
+    if array.dtype.names is None:
+        return [array.tobytes()]
+    return [part for name in array.dtype.names for part in _item_bytes(array[name])]
 
 
 def _region(array: Any) -> Region | None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
-from chainstore.model.spec import DTYPES
 from chainstore.state.numpy_memory import memory_bytes
 from chainstore.testing.round_trip import round_trip
 from chainstore.testing.same import assert_same
@@ -30,10 +29,7 @@ __all__ = [
 ]
 
 _QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
-_NUMPY_DTYPES = (
-    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64 complex64 complex128 "
-    ">f4 >i8 <U3 S5 M8[ns] m8[s] V7 g"
-).split()
+_NUMPY_DTYPES = ["bool", *"bBhHiIlLqQefdgFDG", ">f4", ">i8", "<U3", "S5", "M8[ns]", "m8[s]", "V7"]
 _RECORDS = (
     np.dtype([("x", "<i4"), ("y", ">f8", (2,))]),
     np.dtype([("x", "u1"), ("y", "f8")], align=True),
@@ -131,7 +127,10 @@ def lazy_tensors(draw: st.DrawFn) -> Tensor:
     """A conjugate or negative view."""
     dtype = draw(st.sampled_from([torch.complex64, torch.complex128]))
     tensor = torch.randn(draw(shapes(3)), dtype=dtype, generator=_generator(draw(st.integers(0, 99))))
-    return draw(st.sampled_from([torch.conj, lambda t: t.conj().imag, lambda t: _with_gaps(t.conj())]))(tensor)
+    view: Callable[[Tensor], Tensor] = draw(
+        st.sampled_from([torch.conj, lambda t: t.conj().imag, lambda t: _with_gaps(t.conj())])
+    )
+    return view(tensor)
 
 
 def _generator(seed: int) -> torch.Generator:
@@ -150,11 +149,11 @@ def composite_tensors(draw: st.DrawFn) -> Tensor:
 
 
 def _uncoalesced(t: Tensor) -> Tensor:
-    return torch.sparse_coo_tensor([[1, 0, 1], [0, 1, 0]], t.reshape(-1)[:3], t.shape, is_coalesced=False)
+    return torch.sparse_coo_tensor(torch.tensor([[1, 0, 1], [0, 1, 0]]), t.reshape(-1)[:3], t.shape, is_coalesced=False)
 
 
 def _hybrid(t: Tensor) -> Tensor:
-    return torch.sparse_coo_tensor([[1, 0]], t[:2], t.shape)
+    return torch.sparse_coo_tensor(torch.tensor([[1, 0]]), t[:2], t.shape)
 
 
 def _per_tensor(t: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ def heard(*events):
 
 def test_a_run_is_known_by_what_its_processes_said():
     run = heard(
-        {"event": "started", "step": 0, "weights": 12, "threads": 2},
+        {"event": "started", "step": 0, "weights": 12},
         {"event": "step", "step": 1, "loss": 4.5},
         {"event": "committing", "step": 1},
         {"event": "committed", "step": 1, "id": "0123456789ab", "seconds": 0.02},
@@ -31,7 +31,7 @@ def test_a_step_that_is_computed_again_counts_once():
     run = heard(
         {"event": "step", "step": 1, "loss": 4.5},
         {"event": "step", "step": 2, "loss": 4.0},
-        {"event": "started", "step": 1, "weights": 12, "threads": 2},
+        {"event": "started", "step": 1, "weights": 12},
         {"event": "step", "step": 2, "loss": 3.0},
     )
     assert run.curve() == [4.5, 3.0]

@@ -427,6 +427,17 @@ def test_closing_gives_the_lock_back(tmp_path):
         assert yours.flock(exclusive=True)
 
 
+def test_closing_gives_the_lock_back_though_a_copy_of_the_descriptor_lives_on(tmp_path):
+    path = tmp_path / "lease"
+    mine = fs.open_file(path, create=True)
+    assert mine.flock(exclusive=True)
+    copy = os.dup(mine._fd)  # what a program being started holds until it has closed what is not its own
+    mine.close()
+    with fs.open_file(path, write=True) as yours:
+        assert yours.flock(exclusive=True)
+    os.close(copy)
+
+
 def test_a_lock_ends_with_its_process_even_if_a_forked_child_lives_on(tmp_path):
     """A child that inherits the descriptor would keep the lock of its dead parent."""
     path = tmp_path / "pack"

@@ -1,0 +1,105 @@
+"""`chain log`"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+
+import click
+
+from chainstore import config
+from chainstore.cli import app as cli
+from chainstore.cli.app import App
+from chainstore.cli.output import Output
+from chainstore.cli.records import bytes_text, commit_fields, metrics_text, names_of_commits, refs_text, step_text
+from chainstore.cli.wording import age, first_line, table
+from chainstore.model.commit import Commit
+
+Names = dict[bytes, list[str]]
+
+
+@cli.command("log", examples=["chain log -n 10", "chain log main --step 1000:2000", "chain log --all --since 2h --json"])
+@click.argument("revision", required=False)
+@click.option("-n", "--max-count", type=click.IntRange(min=1), metavar="N", help="Stop after N commits.")
+@click.option("--oneline", is_flag=True, help="Print id, names and message only.")
+@click.option("--all", "everywhere", is_flag=True, help="Start from every branch and tag.")
+@click.option("--step", "steps", metavar="A:B", help="Only steps from A to B, both included; either may be left out.")
+@click.option("--since", metavar="TIME", help="Only what is younger: `2h`, `3d`, or a date such as 2026-01-31.")
+@click.pass_obj
+def command(
+    app: App,
+    revision: str | None,
+    max_count: int | None,
+    oneline: bool,
+    everywhere: bool,
+    steps: str | None,
+    since: str | None,
+) -> None:
+    """List commits, newest first, from REVISION (by default HEAD) back to the first.
+
+    Each line says: id, step, metrics, new bytes of all bytes, age, names, message.
+    """
+    if everywhere and revision:
+        raise click.UsageError("--all starts from every branch; leave REVISION out")
+    limits = parse_steps(steps) if steps is not None else None
+    start = parse_since(since, config.now()) if since is not None else None
+    with app.open(readonly=True) as repo:
+        names = names_of_commits(repo)
+        commits = repo.log(revision, max_count=max_count, since=start, steps=limits, all_refs=everywhere)
+        if app.out.json:
+            app.out.result("chain.log/1", {"commits": [commit_fields(c, names.get(c.id)) for c in commits]}, "")
+        else:
+            lines = _short(app.out, commits, names) if oneline else _long(app.out, commits, names)
+            first = list(islice(lines, 1))
+            app.out.result("chain.log/1", {}, first)
+            app.out.result("chain.log/1", {}, lines)
+            if not first:
+                app.out.say("no commits" if limits or start or repo.head else "nothing was committed yet")
+
+
+def _short(out: Output, commits: Iterator[Commit], names: Names) -> Iterator[str]:
+    for commit in commits:
+        parts = (out.style(commit.short, "yellow"), refs_text(out, names.get(commit.id, [])), first_line(commit.message))
+        yield "  ".join(part for part in parts if part)
+
+
+def _long(out: Output, commits: Iterator[Commit], names: Names) -> Iterator[str]:
+    now = config.now()
+    return table(
+        (
+            out.style(commit.short, "yellow"),
+            step_text(commit),
+            metrics_text(commit),
+            bytes_text(commit),
+            age(commit.time, now),
+            "  ".join(filter(None, (refs_text(out, names.get(commit.id, [])), first_line(commit.message)))),
+        )
+        for commit in commits
+    )
+
+
+def parse_steps(text: str) -> tuple[int | None, int | None]:
+    """Return the bounds of `A:B`, `A:`, `:B` or `A`.
+
+    Raises:
+        UsageError: it is none of them.
+    """
+    low, colon, high = text.partition(":")
+    try:
+        first = int(low) if low else None
+        last = (int(high) if high else None) if colon else first
+    except ValueError:
+        raise click.UsageError(f"--step takes A:B with whole numbers, not {text!r}") from None
+    return first, last
+
+
+def parse_since(text: str, now: datetime) -> datetime:
+    """Return the moment that `2h`, `3d` or an ISO date (UTC without a zone) means.
+
+    Raises:
+        InvalidInput: it is neither.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return now - timedelta(seconds=config.parse_duration(text))
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

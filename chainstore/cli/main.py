@@ -1,0 +1,159 @@
+"""`chain`: finds the command, loads its module, and turns what it raises into a message and an exit code."""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+
+import click
+
+from chainstore import config
+from chainstore.cli import exits
+from chainstore.cli.app import App, global_options, version_option
+from chainstore.cli.output import Output
+from chainstore.errors import ChainError
+
+SECTIONS = {
+    "Start": {
+        "init": "Make a repository.",
+        "demo": "Watch a training run be killed twice and lose no bit.",
+        "doctor": "Look whether this machine suits chainstore.",
+    },
+    "Record": {"commit": "Commit checkpoint files."},
+    "Look": {
+        "log": "List commits, newest first.",
+        "show": "Show a commit, or one tensor or value of it.",
+        "stats": "Show how much the repository holds.",
+    },
+    "Names": {
+        "branch": "List, make or delete branches.",
+        "tag": "List, make or delete tags.",
+        "switch": "Go to another branch.",
+        "reset": "Move a branch to another commit.",
+        "reflog": "List where a branch has been.",
+    },
+    "Restore": {"checkout": "Go to a commit, or write what it holds to files."},
+    "Upkeep": {
+        "verify": "Prove what is stored.",
+        "rebuild-index": "Make the index anew from log and packs.",
+    },
+}
+MOVES = """\
+  command                   HEAD            the branch      files
+  checkout BRANCH           to the branch   stays           none
+  checkout REV              to the commit   stays           none
+  checkout REV -o OUT       stays           stays           writes OUT
+  switch BRANCH             to the branch   stays           none
+  reset REV                 stays           to the commit   none
+"""
+DOORS = {  # what needs torch, numpy or rich is loaded when a command turns to it
+    "demo": "chainstore.demo.story",
+    "files": "chainstore.integrations.files",
+    "arrays": "chainstore.integrations.arrays",
+}
+
+
+def open_door(name: str) -> ModuleType:
+    """Return one of DOORS, loaded."""
+    return import_module(DOORS[name])
+
+
+class Chain(click.Group):
+    """The group of all commands; each module is loaded when its command runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for section in SECTIONS.values() for name in section]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = import_module("chainstore.cli." + cmd_name.replace("-", "_"))
+        found: click.Command = module.command
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()), col_max=16)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("What moves what"):
+            formatter.write(MOVES)
+        with formatter.section("Example"):
+            formatter.write('  chain init && chain commit model.pt -m "first" --step 100 && chain log\n')
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), meaning) for code, meaning in exits.MEANINGS.items()])
+
+
+GROUP = Chain(
+    "chain",
+    params=[*global_options(), version_option()],
+    help="A Git-like, encrypted snapshot chain for training state.\n\n`chain COMMAND --help` explains a command.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def run(arguments: Sequence[str], app: App) -> int:
+    """Run one command line and return its exit code; whatever is raised has been reported then."""
+    out = app.out
+    try:
+        with GROUP.make_context("chain", list(arguments), obj=app) as context:
+            GROUP.invoke(context)
+        return app.exit_code
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return exits.USAGE
+    except click.UsageError as error:
+        return _report_usage(out, error)
+    except click.ClickException as error:
+        out.error("error", error.format_message(), "")
+        return exits.ERROR
+    except ChainError as error:
+        out.error(error.code, str(error), error.hint)
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort, EOFError):
+        out.error("interrupted", "interrupted; nothing was changed", "")
+        return exits.INTERRUPTED
+    except BrokenPipeError:
+        return app.exit_code  # whoever read us has enough
+    except Exception as error:
+        if app.verbose:
+            traceback.print_exc()
+        what = f"internal error: {type(error).__name__}: {error}; please report it"
+        out.error("internal", what, "" if app.verbose else "`chain -v ...` shows where it comes from")
+        return exits.ERROR
+
+
+def _report_usage(out: Output, error: click.UsageError) -> int:
+    path = error.ctx.command_path if error.ctx is not None else "chain"
+    out.error("usage", error.format_message(), f"`{path} --help` shows how it is used")
+    return exits.USAGE
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `chain` with the arguments of this process; returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    app = App(open_door, Output(color=sys.stdout.isatty() and not config.plain_text_wanted()))
+    app.out.json = "--json" in arguments  # known before a wrong option ends the parse
+    code = exits.OK
+    try:
+        code = run(arguments, app)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = code or app.exit_code
+        _discard_stdout()
+    return code
+
+
+def _discard_stdout() -> None:
+    """Keep the interpreter from complaining about a reader that has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

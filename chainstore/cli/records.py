@@ -1,0 +1,81 @@
+"""Records: commits and refs as every command shows them, in JSON and in text."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from chainstore.cli.output import Output
+from chainstore.cli.wording import number, size
+from chainstore.model.commit import Commit
+from chainstore.repository import Repository
+
+
+def commit_fields(commit: Commit, refs: list[str] | None = None) -> dict[str, object]:
+    """Return a commit for `--json`; a metric that is no finite number is null, and named in `nonfinite`."""
+    stats = commit.stats
+    fields: dict[str, object] = {
+        "id": str(commit.id),
+        "parents": [str(parent) for parent in commit.parents],
+        "refs": refs or [],
+        "step": commit.step,
+        "epoch": commit.epoch,
+        "time": commit.time.isoformat(),
+        "author": commit.author,
+        "message": commit.message,
+        "metrics": {name: value if math.isfinite(value) else None for name, value in commit.metrics.items()},
+        "meta": _finite(commit.meta),
+        "raw_bytes": stats.raw_bytes,
+        "new_bytes": stats.new_bytes,
+        "stored_bytes": stats.stored_bytes,
+    }
+    odd = {name: str(value) for name, value in commit.metrics.items() if not math.isfinite(value)}
+    return {**fields, "nonfinite": odd} if odd else fields
+
+
+def _finite(value: object) -> object:
+    """Return JSON without the NaN and Infinity that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def names_of_commits(repo: Repository) -> dict[bytes, list[str]]:
+    """Return commit id -> what points at it, as people read it: `HEAD -> main`, `dev`, `tag: best`."""
+    names: defaultdict[bytes, list[str]] = defaultdict(list)
+    for label, target in _labels(repo):
+        names[target].append(label)
+    return names
+
+
+def _labels(repo: Repository) -> Iterator[tuple[str, bytes]]:
+    current = repo.branch_name
+    branches = repo.branches()
+    if current is None and repo.head is not None:
+        yield "HEAD", repo.head.id
+    if current in branches:
+        yield f"HEAD -> {current}", branches[current]
+    yield from ((name, target) for name, target in branches.items() if name != current)
+    yield from ((f"tag: {name}", target) for name, target in repo.tags().items())
+
+
+def refs_text(out: Output, names: list[str]) -> str:
+    """Return `(HEAD -> main, tag: best)`, "" where nothing points here."""
+    return out.style(f"({', '.join(names)})", "yellow") if names else ""
+
+
+def metrics_text(commit: Commit) -> str:
+    """Return `loss 1.84  acc 0.7`."""
+    return "  ".join(f"{name} {number(value)}" for name, value in commit.metrics.items())
+
+
+def step_text(commit: Commit) -> str:
+    """Return `step 1200`, with the epoch where there is one."""
+    parts = [f"{word} {value}" for word, value in (("step", commit.step), ("epoch", commit.epoch)) if value is not None]
+    return " ".join(parts)
+
+
+def bytes_text(commit: Commit) -> str:
+    """Return how much of the state had to be stored: `12 MB of 480 MB`."""
+    return f"{size(commit.stats.new_bytes)} of {size(commit.stats.raw_bytes)}"
