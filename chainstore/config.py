@@ -6,7 +6,7 @@ where one is to be found: a `KeySource`.
     >>> parse_size("256MiB"), parse_duration("1h30m")
     (268435456, 5400.0)
 
-Environment: CHAIN_REPO, CHAIN_HOME, CHAIN_CONFIG_DIR, CHAIN_CACHE_DIR, CHAIN_KEY_FILE, CHAIN_KEY_COMMAND and
+Environment: NO_COLOR, CHAIN_REPO, CHAIN_HOME, CHAIN_CONFIG_DIR, CHAIN_CACHE_DIR, CHAIN_KEY_FILE, CHAIN_KEY_COMMAND and
 CHAIN_PASSPHRASE; an empty variable counts as unset.  The user's settings are `config.toml` in the
 configuration directory.
 """
@@ -149,6 +149,11 @@ def read_user_config() -> dict[str, object]:
         ) from None
     except ValueError as error:  # not UTF-8, or not TOML
         raise ConfigError(f"the settings in {path} are not TOML: {error}") from None
+
+
+def plain_text_wanted() -> bool:
+    """Tell whether the environment asks for output without colour: NO_COLOR (no-color.org), or a dumb terminal."""
+    return _variable("NO_COLOR") is not None or _variable("TERM") == "dumb"
 
 
 def host_name() -> str:

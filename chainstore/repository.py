@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from chainstore import access, config
 from chainstore.crypto.bundle import Bundle, new_bundle
@@ -55,6 +55,7 @@ from chainstore.ops.history import Names, ancestors, head_of, in_range, merge_ba
 from chainstore.ops.verify import Level, VerifyReport, verify
 from chainstore.refs import DEFAULT_BRANCH, HEAD, HEADS, TAGS, branch_ref, nearest_names, short_name, tag_ref
 from chainstore.state import flatten, nodes
+from chainstore.storage import fs
 
 Revision = str | ObjectId | Commit
 CODECS = ("auto", "none", "fast", "small")
@@ -399,21 +400,25 @@ class Repository:
         """
         return self._make_ref(tag_ref(name), rev, f"tag: {rev}")
 
-    def delete_ref(self, name: str) -> ObjectId:
+    def delete_ref(self, name: str, *, kind: Literal["branch", "tag"] | None = None) -> ObjectId:
         """Delete a branch or tag and return where it was; its reflog is kept.
 
+        Args:
+            kind: which of the two; by default a branch, and a tag where there is no branch of that name.
+
         Raises:
-            NotFound: there is none.  InvalidInput: HEAD is on it.
+            RevisionNotFound: there is none.  InvalidInput: HEAD is on it.
         """
-        for full in (HEADS + name, TAGS + name, name):
+        places = {"branch": [HEADS + name], "tag": [TAGS + name]}.get(kind or "", [HEADS + name, TAGS + name])
+        for full in places:
             target = self._ref_target(full)
             if isinstance(target, ObjectId):
                 if full in (self._ref_target(HEAD), self._branch):
                     raise InvalidInput(f"{name!r} is the current branch", hint="switch to another branch first")
                 self._db.publish(None, [SetRef(full, target, None, "delete")])
                 return target
-        known = [short_name(row.name) for row in self._db.refs()]
-        raise RevisionNotFound(name, nearest_names(name, known), "no branch or tag of that name")
+        known = [*(self.branches() if kind != "tag" else ()), *(self.tags() if kind != "branch" else ())]
+        raise RevisionNotFound(name, nearest_names(name, known), f"no {kind or 'branch or tag'} of that name")
 
     def switch(self, branch: str, *, create: bool = False) -> None:
         """Make `branch` the one that HEAD and this handle are on; other running writers stay where they are.
@@ -787,6 +792,47 @@ def open(
             observer=observer,
         )
     return _open_settings(settings)
+
+
+def locate(path: str | os.PathLike[str]) -> Path | None:
+    """Return the directory of the repository at `path` or at `path/.chain`, or None where there is none."""
+    root = Path(path)
+    return next((place for place in (root, root / CHAIN_DIR) if Layout(place).exists()), None)
+
+
+def key_kinds(path: str | os.PathLike[str]) -> frozenset[str]:
+    """Return what kinds of keys ("file", "passphrase", "command") open the repository at `path`; none are needed if empty.
+
+    Raises:
+        RepositoryNotFound; Damaged: its format or key slots cannot be read.
+    """
+    layout = Layout(Path(path))
+    return frozenset(slot.kind for slot in layout.read_keyring().slots) if layout.read_format().encrypted else frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a repository would stand on at some path.
+
+    Attributes:
+        file_system: its type, such as "ext4"; "" where the system does not tell.
+        network: whether it is on another machine, where the index cannot live.
+        free_bytes: for this user.
+    """
+
+    file_system: str
+    network: bool
+    free_bytes: int
+
+
+def survey(path: str | os.PathLike[str]) -> Ground:
+    """Return what lies under an existing path.
+
+    Raises:
+        StorageError: nothing can be learned of it.
+    """
+    place = Path(path).absolute()
+    return Ground(fs.file_system_type(place), fs.is_network_file_system(place), fs.free_bytes(place))
 
 
 def rebuild_at(settings: Settings) -> RebuildReport:

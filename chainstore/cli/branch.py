@@ -28,7 +28,7 @@ def command(app: App, name: str | None, start: str | None, delete: bool) -> None
         if name is None:
             list_names(app.out, repo, "branch", repo.branches())
         elif delete:
-            was = repo.delete_branch(name)
+            was = repo.delete_ref(name, kind="branch")
             app.out.result("chain.branch/1", {"deleted": name, "id": str(was)}, f"deleted branch {name} (was {was.short})")
         else:
             id = repo.branch(name, start or "HEAD")

@@ -24,7 +24,7 @@ def command(app: App, name: str | None, revision: str | None, delete: bool) -> N
         if name is None:
             list_names(app.out, repo, "tag", repo.tags())
         elif delete:
-            was = repo.delete_tag(name)
+            was = repo.delete_ref(name, kind="tag")
             app.out.result("chain.tag/1", {"deleted": name, "id": str(was)}, f"deleted tag {name} (was {was.short})")
         else:
             id = repo.tag(name, revision or "HEAD")

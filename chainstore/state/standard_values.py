@@ -216,8 +216,7 @@ def _decode_path(body: list[Node]) -> PurePath:
     name, text = body
     kind = _PATHS.get(_text(name)) or _FOREIGN_PATHS[_text(name)]
     value = kind(_text(text))
-    if not isinstance(value, PureWindowsPath):  # pathlib writes a few odd ones, such as //://, another way each time
-        _same(str(value), _text(text))
+    _same(str(value), _text(text))
     return value
 
 

@@ -55,7 +55,7 @@ def scalars() -> SearchStrategy[Any]:
         st.timedeltas() | zones(),
         st.decimals() | st.decimals(places=3) | st.fractions() | st.uuids(),
         st.builds(PurePosixPath, texts().filter(lambda text: "\0" not in text))
-        | st.builds(PureWindowsPath, st.text("ab:\\/.")),
+        | st.builds(PureWindowsPath, st.sampled_from(["", "c:", "c:\\", "\\\\host\\share\\"]), st.text("ab.\\")),
         st.integers(0, 5).map(Random),
     )
 

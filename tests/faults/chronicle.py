@@ -6,21 +6,24 @@ must be there, and which one change may be.
 
 import json
 import os
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from chainstore.ids import ObjectId
+from chainstore.model.commit import Commit
 from chainstore.repository import Repository
 
-State = dict[str, object]
+Change = dict[str, Any]
 
 
-def state(number: int) -> State:
-    """Return the state of commit `number`: it alone decides every byte."""
+def state(number: int) -> dict[str, object]:
+    """Return the state of commit `number`, which alone decides every byte: 200 KB, most of it the same in all."""
     source = np.random.default_rng(number)
     return {
         "weights": source.standard_normal(3000, dtype=np.float32),
@@ -41,111 +44,158 @@ def same(a: object, b: object) -> bool:
 
 @dataclass(slots=True)
 class Refs:
-    """A repository as far as refs show it: numbers of commits, oldest first, by branch; one number by tag."""
+    """A repository as its refs show it: the numbers of commits, oldest first, by branch; one number by tag."""
 
     branches: dict[str, tuple[int, ...]] = field(default_factory=dict)
     tags: dict[str, int] = field(default_factory=dict)
 
-    def after(self, change: dict[str, object]) -> "Refs":
+    def after(self, change: Change) -> "Refs":
         """Return what they are once `change` happened."""
         branches, tags = dict(self.branches), dict(self.tags)
-        name, number = str(change.get("name", "")), int(str(change.get("number", 0)))
-        match change["what"]:
-            case "commit" | "writer":
+        match change:
+            case {"what": "commit", "name": name, "number": number}:
                 branches[name] = (*branches.get(name, ()), number)
-            case "branch":
-                branches[name] = branches[str(change["at"])]
-            case "tag":
-                tags[name] = branches[str(change["at"])][-1]
-            case "delete":
+            case {"what": "branch", "name": name, "at": at}:
+                branches[name] = branches[at]
+            case {"what": "tag", "name": name, "at": at}:
+                tags[name] = branches[at][-1]
+            case {"what": "delete", "name": name}:
                 branches.pop(name, None)
                 tags.pop(name, None)
-            case "reset":
+            case {"what": "reset", "name": name}:
                 branches[name] = branches[name][:-1]
         return Refs(branches, tags)
 
+    def of(self, owner: str) -> "Refs":
+        """Return those whose names begin with `owner`."""
+        return Refs(
+            {name: chain for name, chain in self.branches.items() if name.startswith(owner)},
+            {name: number for name, number in self.tags.items() if name.startswith(owner)},
+        )
+
 
 def observe(repo: Repository) -> Refs:
-    """Return the refs of a repository, every commit read."""
-    known: dict[bytes, tuple[int, ...]] = {}
+    """Return the refs of a repository, every commit below them read."""
+    commits: dict[ObjectId, Commit] = {}
 
-    def chain(tip: bytes) -> tuple[int, ...]:
-        waiting = []
-        id = tip
-        while id not in known:
-            commit = repo.get_commit(id)  # type: ignore[arg-type]
-            waiting.append((id, int(commit.message)))
-            if not commit.parents:
-                known[id] = (int(commit.message),)
-                break
-            id = commit.parents[0]
-        for id, number in reversed(waiting):
-            if id not in known:
-                known[id] = (*known[repo.get_commit(id).parents[0]], number)  # type: ignore[arg-type]
-        return known[tip]
+    def chain(tip: ObjectId) -> tuple[int, ...]:
+        numbers = []
+        id: ObjectId | None = tip
+        while id is not None:
+            if id not in commits:
+                commits[id] = repo.get_commit(id)
+            numbers.append(int(commits[id].message))
+            id = commits[id].parents[0] if commits[id].parents else None
+        return tuple(reversed(numbers))
 
-    branches = {name: chain(tip) for name, tip in repo.branches().items()}
-    return Refs(branches, {name: chain(tip)[-1] for name, tip in repo.tags().items()})
+    return Refs(
+        {name: chain(tip) for name, tip in repo.branches().items()},
+        {name: chain(tip)[-1] for name, tip in repo.tags().items()},
+    )
 
 
 class Chronicle:
-    """One file of lines, appended to."""
+    """One file of lines; one process at a time appends to it.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        path: outside the repository.
+        owner: what the names of all branches and tags in it begin with.
+    """
+
+    def __init__(self, path: Path, owner: str = "") -> None:
+        self.path, self.owner = path, owner
 
     @contextmanager
-    def change(self, what: str, **facts: object) -> Iterator[dict[str, object]]:
-        """Say that a change begins, and, durably, that it was acknowledged."""
-        line = {"what": what, **facts}
+    def change(self, what: str, **facts: object) -> Iterator[Change]:
+        """Say that a change begins and, durably, that it was acknowledged; the block may add facts."""
+        line: Change = {"what": what, **facts}
         with open(self.path, "ab", buffering=0) as file:
             file.write(json.dumps(["begin", line]).encode() + b"\n")
             yield line
             file.write(json.dumps(["done", line]).encode() + b"\n")
             os.fsync(file)
 
-    def read(self) -> tuple[list[dict[str, object]], dict[str, object] | None]:
+    def read(self) -> tuple[list[Change], Change | None]:
         """Return the acknowledged changes in order, and the one that was begun and not acknowledged."""
-        lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
-        done: list[dict[str, object]] = []
-        begun = None
-        for text in lines:
+        done: list[Change] = []
+        begun: Change | None = None
+        for text in self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []:
             kind, line = json.loads(text)
             if kind == "done":
                 done.append(line)
             begun = line if kind == "begin" else None
         return done, begun
 
+    def check(self, repo: Repository, before: Refs) -> Refs:
+        """Compare a repository with what it acknowledged, every byte of it read; return its refs now.
 
-def check(repo: Repository, chronicle: Chronicle, before: Refs) -> tuple[Refs, set[int]]:
-    """Compare a repository with its chronicle, every byte read; return its refs and the numbers of new commits.
+        Args:
+            before: the refs when the chronicle began.
+
+        Raises:
+            AssertionError: something acknowledged is missing, or something else is there in half.
+        """
+        done, begun = self.read()
+        expected = before.of(self.owner)
+        for change in done:
+            expected = expected.after(change)
+        found = observe(repo)
+        possible = [expected] if begun is None else [expected, expected.after(begun)]
+        assert found.of(self.owner) in possible, f"{found}\nshould be one of {possible}\nin flight was {begun}"
+        report = repo.verify("data")
+        assert report.ok, report.damaged
+        for change in done:
+            if change["what"] == "commit":
+                self._check_commit(repo, ObjectId.parse(change["id"]), change["number"])
+        for name, chain in found.branches.items():
+            self._check_commit(repo, repo.resolve(name), chain[-1])
+        return found
+
+    @staticmethod
+    def _check_commit(repo: Repository, id: ObjectId, number: int) -> None:
+        assert repo.get_commit(id).step == number
+        assert same(repo.checkout(id), state(number)), f"commit {number} came back otherwise than it was"
+
+
+class Actor:
+    """Does one random change after the other and keeps the chronicle of it.
 
     Args:
-        before: the refs when the chronicle began.
-
-    Raises:
-        AssertionError: something acknowledged is missing, or something is there in half.
+        number: of its first commit; those of actors at work together must not meet.
     """
-    done, begun = chronicle.read()
-    expected = before
-    for change in done:
-        expected = expected.after(change)
-    found = observe(repo)
-    possible = [expected] if begun is None else [expected, expected.after(begun)]
-    assert found in possible, f"refs are {found}, but should be one of {possible}; in flight was {begun}"
-    report = repo.verify("data")
-    assert report.ok, report.damaged
-    numbers = {int(str(change["number"])) for change in done if "number" in change}
-    if begun is not None and found != expected and "number" in begun:
-        numbers.add(int(str(begun["number"])))
-    tips = {chain[-1] for chain in found.branches.values()}
-    tips_by_number = {chain[-1]: name for name, chain in found.branches.items()}
-    for number in tips:
-        loaded = repo.checkout(tips_by_number[number])
-        assert same(loaded, state(number)), f"commit {number} came back otherwise"
-    return found, numbers
 
+    def __init__(self, repo: Repository, chronicle: Chronicle, source: random.Random, number: int) -> None:
+        self._repo, self._chronicle, self._source = repo, chronicle, source
+        self._number = number
 
-def values(array: npt.NDArray[np.float32]) -> bytes:
-    """Return the bytes of an array."""
-    return array.tobytes()
+    def act(self) -> None:
+        """Do one change."""
+        ours = [name for name in self._repo.branches() if name.startswith(self._chronicle.owner)]
+        kinds = ["commit"] * 8 + ["writer"] * 3 + ["branch", "tag", "tag", "rebuild"]
+        kind = self._source.choice(kinds) if ours else "commit"
+        name = f"{self._chronicle.owner}{self._number}"
+        at = self._source.choice(ours) if ours else name
+        if kind == "branch" and len(ours) < 5:
+            with self._chronicle.change("branch", name=name, at=at):
+                self._repo.branch(name, at)
+        elif kind == "tag":
+            with self._chronicle.change("tag", name=f"{name}-tag", at=at):
+                self._repo.tag(f"{name}-tag", at)
+        elif kind == "rebuild":
+            with self._chronicle.change("rebuild"):
+                self._repo.rebuild_index()
+        else:
+            self.commit(at, piecewise=kind == "writer")
+        self._number += 1
+
+    def commit(self, branch: str, *, piecewise: bool = False) -> None:
+        """Make the next commit, at once or with a writer."""
+        number = self._number
+        with self._chronicle.change("commit", name=branch, number=number) as line:
+            if piecewise:
+                with self._repo.writer(branch, str(number), step=number) as writer:
+                    for key, value in state(number).items():
+                        writer[key] = value
+                line["id"] = str(self._repo.resolve(branch))
+            else:
+                line["id"] = str(self._repo.commit(state(number), str(number), branch=branch, step=number).id)
