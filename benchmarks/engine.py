@@ -10,7 +10,6 @@ second moments as a real optimizer leaves them (three steps on noise).
 import argparse
 import gc
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -51,7 +50,8 @@ class Race:
         theirs, ours = statistics.median(self.torch_seconds), statistics.median(self.our_seconds)
         print(
             f"{self.name:44s} torch {theirs:7.3f} s ({min(self.torch_seconds):.3f}-{max(self.torch_seconds):.3f})   "
-            f"chain {ours:7.3f} s ({min(self.our_seconds):.3f}-{max(self.our_seconds):.3f})   ratio {theirs / ours:.2f}",
+            f"chain {ours:7.3f} s ({min(self.our_seconds):.3f}-{max(self.our_seconds):.3f})   "
+            f"ratio {theirs / ours:.2f}",
             flush=True,
         )
 
@@ -206,8 +206,15 @@ def _growth(repo: cs.Repository, state: object) -> int:
     return repo.stats().stored_bytes - before
 
 
-def peak_rss_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def rss_mb(field: str = "VmRSS") -> float:
+    """Return resident memory in MiB: now ("VmRSS") or at its peak since `reset_peak` ("VmHWM")."""
+    text = Path("/proc/self/status").read_text()
+    return int(text.split(f"{field}:")[1].split()[0]) / 1024
+
+
+def reset_peak() -> None:
+    """Let the kernel measure the peak of resident memory from here on."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Peak memory of a commit and a checkout above the state itself: `python -m benchmarks.engine_memory MB FOLDER`."""
 
+import gc
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-import chainstore as cs
-from benchmarks.engine import dense_state, fresh, peak_rss_mb, raw_bytes
+from benchmarks.engine import dense_state, fresh, raw_bytes, reset_peak, rss_mb
 
 
 def main() -> None:
@@ -16,17 +16,19 @@ def main() -> None:
     try:
         repo = fresh(folder / "repo", "auto")
         repo.commit({"nothing": 0})
-        before = peak_rss_mb()
+        gc.collect()
+        before = rss_mb()
+        reset_peak()
         repo.commit(state)
-        after = peak_rss_mb()
-        print(f"peak RSS of a commit above the state ({size:.0f} MiB): {after - before:.0f} MiB")
+        print(f"peak RSS of a commit above a state of {size:.0f} MiB: {rss_mb('VmHWM') - before:.0f} MiB")
+        before = rss_mb()
+        reset_peak()
         back = repo.checkout()
-        print(f"peak RSS of a checkout above state and result: {peak_rss_mb() - after - size:.0f} MiB")
+        print(f"peak RSS of a checkout above what it returns: {rss_mb('VmHWM') - before - size:.0f} MiB")
         del back
     finally:
         shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
-    assert cs.__version__
     main()
