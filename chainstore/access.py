@@ -12,7 +12,7 @@ from pathlib import Path
 from chainstore import config
 from chainstore.crypto.keyring import Bundle, Keyring
 from chainstore.crypto.keys import KeyCommand, KeyFile, KeyProvider, Passphrase, generate_key_file
-from chainstore.errors import AlreadyExists, KeyRequired
+from chainstore.errors import AlreadyExists, KeyRequired, WrongKey
 from chainstore.observe import Notice, Observer
 
 KEY_IN_REPOSITORY = "user.key"
@@ -44,7 +44,7 @@ def key_for_new(root: Path, key: KeyProvider | None, observer: Observer) -> Chos
         observer(
             Notice(
                 "key-made",
-                f"your key for all repositories is {path}: keep a copy elsewhere (`chain key export`), "
+                f"your key for all repositories is {path}: keep a copy of it elsewhere, "
                 "without it nothing can be read",
             )
         )
@@ -68,14 +68,32 @@ def unlock(root: Path, keyring: Keyring, key: KeyProvider | None) -> tuple[Bundl
         WrongKey: the key that was named opens no slot.
         KeyRequired: none was named, and there is none where keys usually are.
     """
-    chosen = _named(key) or _lying_about(root)
-    if chosen is None:
+    named = _named(key)
+    choices = [named] if named is not None else _lying_about(root)
+    refused: WrongKey | None = None
+    for chosen in choices:
+        try:
+            return keyring.open(chosen.provider), chosen
+        except WrongKey as error:
+            refused = refused or error
+    if refused is None:
         raise KeyRequired(
             f"{root} is encrypted and no key was found; it opens with {keyring.describe()}",
             hint=f"looked at key=, --key-file, CHAIN_KEY_FILE, CHAIN_KEY_COMMAND, CHAIN_PASSPHRASE, "
             f"{root / KEY_IN_REPOSITORY} and {config.user_key_path()}",
         )
-    return keyring.open(chosen.provider), chosen
+    raise refused
+
+
+def given(key: KeyProvider | None) -> str | None:
+    """Return what key was named for this very run, by argument or environment, for people to read; None if none was.
+
+    A repository that is not encrypted is then refused: somebody may have put it in the place of one that is.
+    """
+    if key is not None:
+        return key.id
+    found = config.key_from_environment()
+    return found.origin if found is not None else None
 
 
 def _named(key: KeyProvider | None) -> Chosen | None:
@@ -88,11 +106,9 @@ def _named(key: KeyProvider | None) -> Chosen | None:
     return None
 
 
-def _lying_about(root: Path) -> Chosen | None:
-    for path in (root / KEY_IN_REPOSITORY, config.user_key_path()):
-        if path.exists():
-            return Chosen(KeyFile(path), f"the key in {path}")
-    return None
+def _lying_about(root: Path) -> list[Chosen]:
+    places = (root / KEY_IN_REPOSITORY, config.user_key_path())
+    return [Chosen(KeyFile(path), f"the key in {path}") for path in places if path.exists()]
 
 
 def _provider(source: config.KeySource) -> KeyProvider:

@@ -9,7 +9,7 @@ snap.load_into(model, optimizer)        in place; memory that already holds the 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from chainstore.errors import Damaged, IdMismatch, InvalidInput, PathNotFound, SnapshotForgotten, StateMismatch
 from chainstore.ids import ObjectId
@@ -91,6 +91,7 @@ class Snapshot:
         self.commit = commit
         self._reading = reading
         self._manifest = manifest
+        self._beside: dict[str, Entry] | None = None
         self._root = root
 
     def __repr__(self) -> str:
@@ -132,11 +133,11 @@ class Snapshot:
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str | int | bytes | bool | tuple | float) and (*self._root, key) in self.manifest
 
-    def __getitem__(self, key: object) -> object:
+    def __getitem__(self, key: object) -> Any:
         """Return what lies at one more key: a value or array, loaded, or a smaller snapshot."""
         path = (*self._root, key)
-        if path not in self.manifest:  # type: ignore[comparison-overlap]
-            names = [str(entry.path[-1]) for entry in self.manifest.entries if entry.path[:-1] == self._root]
+        if path not in self.manifest:
+            names = [str(e.path[-1]) for e in self.manifest.entries if e.path and e.path[:-1] == self._root]
             near = nearest_names(str(key), names) or names[:3]
             raise PathNotFound(format_path(path), self.commit.short, near)  # type: ignore[arg-type]
         entry = self.manifest[path]  # type: ignore[index]
@@ -152,7 +153,7 @@ class Snapshot:
             if below and not isinstance(entry.path[-1], Attr):
                 yield entry.path[-1]
 
-    def load(self, select: Globs = None, exclude: Globs = None, *, map_location: str | None = None) -> object:
+    def load(self, select: Globs = None, exclude: Globs = None, *, map_location: str | None = None) -> Any:
         """Return the state, or the selected part of it, as it was saved.
 
         Args:
@@ -172,7 +173,16 @@ class Snapshot:
     @property
     def files(self) -> list[str]:
         """The names of the files committed beside the state."""
-        return ["/".join(str(key) for key in entry.path) for entry in self._entries("files")]
+        return list(self._files())
+
+    def file_info(self, name: str) -> tuple[int, bool]:
+        """Return bytes of a file that was committed beside the state, and whether it may be executed.
+
+        Raises:
+            PathNotFound: there is none of that name.
+        """
+        entry = self._file(name)
+        return entry.nbytes, isinstance(entry.node, list) and entry.node[1:] == [True]
 
     def read_file(self, name: str) -> bytes:
         """Return the bytes of a file that was committed beside the state.
@@ -180,12 +190,10 @@ class Snapshot:
         Raises:
             PathNotFound: there is none of that name.
         """
-        for entry in self._entries("files"):
-            if "/".join(str(key) for key in entry.path) == name:
-                room = memoryview(bytearray(entry.nbytes))
-                self._fill([Destination(entry, room, False)])
-                return bytes(room)
-        raise PathNotFound(name, self.commit.short, nearest_names(name, self.files))
+        entry = self._file(name)
+        room = memoryview(bytearray(entry.nbytes))
+        self._fill([Destination(entry, room, False)])
+        return bytes(room)
 
     def load_into(
         self,
@@ -212,7 +220,8 @@ class Snapshot:
             StateMismatch: an object has no place in the snapshot, or does not fit; nothing was written.
             IdMismatch: a chunk is damaged; the objects may be half loaded.
         """
-        places = {**self._places(objects, dict(at or {})), **{(name,): thing for name, thing in named.items()}}
+        places = self._places(objects, dict(at or {}))
+        places |= {(name,): thing for name, thing in named.items()}
         plans = [self._plan(path, thing, map_location) for path, thing in places.items()]
         result = LoadResult(
             tuple(text for plan in plans for text in plan.missing),
@@ -235,6 +244,17 @@ class Snapshot:
 
     # -- inside
 
+    def _files(self) -> dict[str, Entry]:
+        if self._beside is None:
+            self._beside = {"/".join(map(str, entry.path)): entry for entry in self._entries("files")}
+        return self._beside
+
+    def _file(self, name: str) -> Entry:
+        found = self._files().get(name)
+        if found is None:
+            raise PathNotFound(name, self.commit.short, nearest_names(name, self.files))
+        return found
+
     def _entries(self, which: str, under: Path = ()) -> list[Entry]:
         db = self._reading.db()
         with db.view() as view:
@@ -255,9 +275,10 @@ class Snapshot:
     def _leaves(self) -> Iterator[Entry]:
         depth = len(self._root)
         for entry in self.manifest.entries:
-            if entry.path[:depth] == self._root and not isinstance(entry.path[-1] if entry.path else None, Attr):
-                if entry.spec is not None or entry.extents or not self._has_children(entry.path):
-                    yield entry
+            if entry.path[:depth] != self._root or isinstance(entry.path[-1] if entry.path else None, Attr):
+                continue
+            if entry.spec is not None or entry.extents or not self._has_children(entry.path):
+                yield entry
 
     def _has_children(self, path: Path) -> bool:
         return path in self._parents()
@@ -416,11 +437,11 @@ class ArraySlice:
     def __len__(self) -> int:
         return self._spec.shape[0]
 
-    def __getitem__(self, rows: slice | int) -> object:
+    def __getitem__(self, rows: slice | int) -> Any:
         """Return rows of the first dimension: an array for a slice, one row for a number."""
         if isinstance(rows, int):
             index = range(len(self))[rows]
-            return self[index : index + 1][0]  # type: ignore[index]
+            return self[index : index + 1][0]
         if not isinstance(rows, slice):
             raise InvalidInput(f"rows are a slice or a number, not {type(rows).__name__}")
         start, stop, step = rows.indices(len(self))

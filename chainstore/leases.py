@@ -7,10 +7,10 @@ process numbers.
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from chainstore.errors import Locked
+from chainstore.errors import Locked, RepositoryNotFound, StorageError
 from chainstore.storage import fs
 
 WAIT_SECONDS = 60.0
@@ -39,16 +39,30 @@ def publish_lock(
 
     Raises:
         Locked: somebody else held it all the time.
+        RepositoryNotFound: the directory is gone.
     """
-    with fs.open_file(directory / "publish", write=True, create=True) as file:
+    with _opened(directory) as file:
         _wait(file, who, wait_seconds, clock, sleep)
         unclean = bool(file.pread(0, _NOTE_BYTES).strip(b"\0 \n"))
-        file.pwrite(0, who.encode()[:_NOTE_BYTES].ljust(_NOTE_BYTES))
+        _leave_note(file, who)
         try:
             yield unclean
         finally:
-            file.pwrite(0, b" " * _NOTE_BYTES)
+            _leave_note(file, "")
             file.unlock()
+
+
+def _leave_note(file: fs.File, text: str) -> None:
+    """Say who holds the lease, if the disk takes it: what was published does not fail for want of a note."""
+    with suppress(StorageError):
+        file.pwrite(0, text.encode()[:_NOTE_BYTES].ljust(_NOTE_BYTES))
+
+
+def _opened(directory: Path) -> fs.File:
+    try:
+        return fs.open_file(directory / "publish", write=True, create=True)
+    except FileNotFoundError:
+        raise RepositoryNotFound(str(directory.parent)) from None
 
 
 def _wait(

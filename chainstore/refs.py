@@ -46,9 +46,14 @@ def _broken_rule(name: str) -> str | None:
         return f"it starts or ends with {name[0] if name[0] in '/-' else name[-1]!r}"
     if any(part.startswith(".") or part.endswith(".lock") for part in name.split("/")):
         return "a part of it starts with a dot or ends with .lock"
-    if len(name.encode(errors="replace")) > 255:
-        return "it is longer than 255 bytes"
-    return None
+    return _broken_encoding(name)
+
+
+def _broken_encoding(name: str) -> str | None:
+    try:
+        return "it is longer than 255 bytes" if len(name.encode()) > 255 else None
+    except UnicodeEncodeError:
+        return "it holds half a surrogate pair"
 
 
 def branch_ref(name: str) -> str:
@@ -63,7 +68,7 @@ def tag_ref(name: str) -> str:
 
 def short_name(ref: str) -> str:
     """Return how people call a ref: without `heads/` or `tags/`."""
-    return ref.removeprefix(HEADS).removeprefix(TAGS)
+    return ref.removeprefix(HEADS) if ref.startswith(HEADS) else ref.removeprefix(TAGS)
 
 
 def nearest_names(name: str, names: list[str]) -> list[str]:

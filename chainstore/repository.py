@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from chainstore import access, config
-from chainstore.crypto.bundle import Bundle, new_bundle
+from chainstore.crypto.bundle import new_bundle
 from chainstore.crypto.keyring import Keyring
 from chainstore.crypto.keys import KeyProvider
 from chainstore.errors import (
@@ -38,8 +38,9 @@ from chainstore.errors import (
 )
 from chainstore.ids import ObjectId
 from chainstore.lazy import Globs, Reading, Snapshot
-from chainstore.model.change import Change, ReflogLine, SetKeyring, SetRef, Target
-from chainstore.model.commit import Commit, Note, Stats
+from chainstore.leases import publish_lock
+from chainstore.model.change import Change, ReflogLine, SetRef, Target
+from chainstore.model.commit import Commit, Note, Stats, encode_commit
 from chainstore.model.manifest import Manifest
 from chainstore.model.paths import Path as PathKeys
 from chainstore.model.paths import parse_path
@@ -113,6 +114,15 @@ class _Core:
         self.tips[commit] = manifest
         while len(self.tips) > 2:
             self.tips.pop(next(iter(self.tips)))
+
+
+    @classmethod
+    def after_fork(cls) -> None:
+        """In a forked child: take a new lock, since the old one may be held by a thread that is not there."""
+        cls.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_Core.after_fork)
 
 
 class Repository:
@@ -210,14 +220,14 @@ class Repository:
         note = _note(message, step, epoch, metrics, meta)
         extra = file_leaves({name: Path(path) for name, path in (files or {}).items()})
         codec = self._codec(codec)
-        plan = _Plan(branch, note, tuple(tags), parents, expected_head, allow_empty)
+        plan = _Plan(branch, note, self._new_tags(tags), parents, expected_head, allow_empty)
         started = time.perf_counter()
-        with self._core.committing:
+        with self._turn():
             for attempt in range(_WRITE_TRIES):
                 batch = self._db.batch(codec)
                 try:
                     target = self._target(plan)
-                    batch.trust(self._trusted(target.parent))
+                    batch.trust(self._trusted(target))
                     pipeline = {
                         "threads": self._settings.threads,
                         "max_memory_bytes": self._settings.max_memory_bytes,
@@ -255,16 +265,18 @@ class Repository:
                 w.add("optimizer/exp_avg", tensor)
                 w.add_file("tokenizer.json", path)
         """
-        plan = _Plan(branch, _note(message, step, epoch, metrics, meta), tuple(tags), None, None, True)
+        plan = _Plan(branch, _note(message, step, epoch, metrics, meta), self._new_tags(tags), None, None, True)
         started = time.perf_counter()
-        with self._core.committing:
+        with self._turn():
             target = self._target(plan)
             batch = self._db.batch(self._codec(codec))
+            writer = Writer(batch, self._settings)
             try:
-                batch.trust(self._trusted(target.parent))
-                writer = Writer(batch, self._settings)
-                yield writer
-                writer._closed = True
+                batch.trust(self._trusted(target))
+                try:
+                    yield writer
+                finally:
+                    writer._closed = True
                 manifest, files = writer._manifests()
                 self._finish(batch, plan, target, manifest, files, writer._stats, started)
             finally:
@@ -289,10 +301,11 @@ class Repository:
         Raises:
             RevisionNotFound: there is none; says what comes closest.
         """
-        if isinstance(revision, Commit):
-            return revision.id
-        if isinstance(revision, ObjectId):
-            return revision
+        if isinstance(revision, Commit | ObjectId):
+            id = revision.id if isinstance(revision, Commit) else revision
+            if self._db.length(id) < 0:
+                raise RevisionNotFound(id.hex(), why="it is not in this repository")
+            return id
         if not isinstance(revision, str):
             raise InvalidInput(f"a revision is text, an id or a commit, not {type(revision).__name__}")
         return resolve(self._db, revision, self._names())
@@ -350,7 +363,7 @@ class Repository:
         select: Globs = None,
         exclude: Globs = None,
         map_location: str | None = None,
-    ) -> object:
+    ) -> Any:
         """Return the state of a commit, or the selected part of it, as it was saved; needs no template.
 
         Raises:
@@ -478,24 +491,31 @@ class Repository:
 
     def rebuild_index(self) -> RebuildReport:
         """Make the index anew from log and packs, and heal the log from the index; see `rebuild_index`."""
-        with self._core.committing:
+        if self._settings.readonly:
+            raise ReadOnly(f"{self.path} was opened for reading", hint="open it without readonly=True")
+        with self._turn():
             report = rebuild_at(self._settings)
             self._db.settle()
         return report
 
     def add_key(self, provider: KeyProvider, *, label: str = "") -> None:
         """Let another key open this repository."""
-        keyring, bundle = self._keys()
-        self._put_keyring(keyring.with_slot(provider, bundle, label=label, random=os.urandom))
+
+        def with_slot(keyring: Keyring) -> Keyring:
+            bundle, _ = access.unlock(self.path, keyring, self._settings.key)
+            return keyring.with_slot(provider, bundle, label=label, random=os.urandom)
+
+        self._keyring()
+        self._db.change_keyring(with_slot)
 
     def remove_key(self, slot_id: str) -> None:
         """Close a key slot; who knew its key and copied the data before can still read that copy."""
-        keyring, _ = self._keys()
-        self._put_keyring(keyring.without_slot(slot_id))
+        self._keyring()
+        self._db.change_keyring(lambda keyring: keyring.without_slot(slot_id))
 
     def key_slots(self) -> list[str]:
         """Return what opens this repository, for people to read."""
-        return [slot.describe() for slot in self._keys()[0].slots]
+        return [slot.describe() for slot in self._keyring().slots]
 
     # -- inside
 
@@ -508,6 +528,11 @@ class Repository:
             self._core = _share(self._settings)
             self._pid = os.getpid()
         return self._core.db
+
+    def _turn(self) -> threading.RLock:
+        """Return the lock that one committing thread of this process holds; a forked child has its own."""
+        _ = self._db
+        return self._core.committing
 
     def _codec(self, asked: str | None) -> str:
         """Return the codec to use: the one asked for, else the one the repository was made with."""
@@ -565,6 +590,8 @@ class Repository:
                 parent = head_of(self._db, self._names())
         if plan.expected_head is not None and self.resolve(plan.expected_head) != old:
             raise RefConflict(full, str(self.resolve(plan.expected_head)), str(old) if old else None)
+        if isinstance(plan.parents, str):
+            raise InvalidInput(f"parents are a list of revisions, not the text {plan.parents!r}")
         above = tuple(self.resolve(rev) for rev in plan.parents) if plan.parents is not None else None
         if above is None:
             above = (parent,) if isinstance(parent, ObjectId) else ()
@@ -576,9 +603,21 @@ class Repository:
         names = [stem, *(f"{stem}-{n}" for n in range(2, 1000))]
         return HEADS + next(name for name in names if name not in taken)
 
-    def _trusted(self, parent: ObjectId | None) -> frozenset[ObjectId]:
-        manifest = self._core.tips.get(parent) if parent is not None else None
-        return self._db.unsuspected(manifest.chunks()) if manifest is not None else frozenset()
+    def _new_tags(self, tags: Sequence[str]) -> tuple[str, ...]:
+        """Return tags for a commit, each once, none of which exists."""
+        if isinstance(tags, str):
+            raise InvalidInput(f"tags are a list of names, not the text {tags!r}", hint=f"say tags=[{tags!r}]")
+        for name in tags:
+            if self._ref_target(tag_ref(name)) is not None:
+                raise AlreadyExists(f"tag {name!r} exists already", hint="choose another name")
+        return tuple(dict.fromkeys(tags))
+
+    def _trusted(self, target: "_Target") -> frozenset[ObjectId]:
+        """Return the chunks of the parent, if publishing will prove that it is still the branch's tip."""
+        manifest = self._core.tips.get(target.parent) if target.parent is not None else None
+        if manifest is None or target.parent != target.old:
+            return frozenset()
+        return self._db.unsuspected(manifest.chunks())
 
     def _finish(
         self,
@@ -599,24 +638,17 @@ class Repository:
         why = f"commit: {note.message}" if note.message else "commit"
         changes: list[Change] = [SetRef(target.ref, target.old, id, why), *target.moves]
         changes += [SetRef(tag_ref(name), None, id, "tag: with its commit") for name in plan.tags]
-        self._db.publish(batch, changes)
+        self._db.publish(batch, changes, parents=target.parents)
         if target.moves:
             self._branch = target.ref
         self._core.remember(id, manifest)
         commit = read_commit(self._db, id)
         return replace(commit, stats=replace(commit.stats, seconds=time.perf_counter() - started))
 
-    def _keys(self) -> tuple[Keyring, Bundle]:
+    def _keyring(self) -> Keyring:
         if not self.encrypted:
             raise NotEncrypted(f"{self.path} is not encrypted; it has no keys")
-        keyring = self._db.layout.read_keyring()
-        return keyring, access.unlock(self.path, keyring, self._settings.key)[0]
-
-    def _put_keyring(self, keyring: Keyring) -> None:
-        if self._settings.readonly:
-            raise ReadOnly(f"{self.path} was opened for reading")
-        self._db.layout.write_keyring(keyring)
-        self._db.publish(None, [SetKeyring(keyring.number)])
+        return self._db.layout.read_keyring()
 
 
 class Writer:
@@ -639,11 +671,12 @@ class Writer:
 
     def add_file(self, name: str, path: str | os.PathLike[str]) -> None:
         """Store a file beside the state, now."""
-        self._files += self._write(file_leaves({name: Path(path)})).entries
+        leaves = file_leaves({name: Path(path)})
+        if any(leaf.path[: len(e.path)] == e.path[: len(leaf.path)] for leaf in leaves for e in self._files):
+            raise InvalidInput(f"{name!r} is in this commit already, as a file or a folder")
+        self._files += self._write(leaves).entries
 
     def _put(self, path: PathKeys, value: object) -> None:
-        if self._closed:
-            raise InvalidInput("this writer has finished")
         if not path:
             raise InvalidInput("a value needs a path of at least one key")
         if any(e.path[: len(path)] == path or path[: len(e.path)] == e.path for e in self._entries):
@@ -657,6 +690,8 @@ class Writer:
         self._entries += self._write(leaves).entries
 
     def _write(self, leaves: Sequence[object]) -> Manifest:
+        if self._closed:
+            raise InvalidInput("this writer has finished")
         manifest, stats = write(
             self._batch,
             leaves,  # type: ignore[arg-type]
@@ -741,15 +776,21 @@ def init(
         observer: called with progress and notices.
 
     Raises:
-        AlreadyExists: there is one.
+        AlreadyExists: there is one.  InvalidInput: a key was given, and `encrypt` is False.
     """
     settings = _settings(path, key, False, threads, max_memory, index_dir, _checked_codec(codec), observer)
+    given = access.given(key)
+    if given is not None and not encrypt:
+        raise InvalidInput(f"{given} was given for a repository that is not to be encrypted", hint="leave one out")
     layout = Layout(settings.root, settings.index_dir)
-    if layout.exists():
-        if exist_ok:
-            return _open_settings(settings)
+    if not layout.exists():
+        layout.create()
+        with publish_lock(layout.leases, _surroundings().who):  # of processes racing for it, one makes it
+            if not layout.exists():
+                _create(layout, settings, encrypt)
+                exist_ok = True
+    if not exist_ok:
         raise AlreadyExists(f"there is a repository at {settings.root}", hint="open it, or choose another directory")
-    _create(layout, settings, encrypt)
     return _open_settings(settings)
 
 
@@ -778,6 +819,8 @@ def open(
         KeyRequired, WrongKey: it is encrypted and the key is missing or another.
         Damaged: log or index are not what they were; says what heals them.
     """
+    if create and readonly:
+        raise InvalidInput("create and readonly contradict each other")
     settings = _settings(path, key, readonly, threads, max_memory, index_dir, None, observer)
     if not Layout(settings.root).exists() and Layout(settings.root / CHAIN_DIR).exists():
         settings = replace(settings, root=settings.root / CHAIN_DIR)
@@ -801,13 +844,14 @@ def locate(path: str | os.PathLike[str]) -> Path | None:
 
 
 def key_kinds(path: str | os.PathLike[str]) -> frozenset[str]:
-    """Return what kinds of keys ("file", "passphrase", "command") open the repository at `path`; none are needed if empty.
+    """Return what kinds of keys ("file", "passphrase", "command") open the repository at `path`; none if it needs none.
 
     Raises:
         RepositoryNotFound; Damaged: its format or key slots cannot be read.
     """
     layout = Layout(Path(path))
-    return frozenset(slot.kind for slot in layout.read_keyring().slots) if layout.read_format().encrypted else frozenset()
+    slots = layout.read_keyring().slots if layout.read_format().encrypted else ()
+    return frozenset(slot.kind for slot in slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -839,6 +883,7 @@ def rebuild_at(settings: Settings) -> RebuildReport:
     """Rebuild the index of a repository that may be too damaged to be opened."""
     layout = Layout(settings.root, settings.index_dir)
     format, sealer, number, _ = _unseal(layout, settings)
+    format.check_extensions(writing=True)
     layout.create()
     return rebuild_index(layout, format, sealer, number, _surroundings(), settings.observer)
 
@@ -892,7 +937,7 @@ def _checked_codec(codec: str) -> str:
 
 
 def _create(layout: Layout, settings: Settings, encrypt: bool) -> None:
-    layout.create()
+    """Make a repository in folders that exist; the caller holds the publish lock."""
     format = Format(os.urandom(16), SUITE_V1 if encrypt else SUITE_NONE)
     number = 0
     bundle = None
@@ -929,10 +974,10 @@ def _share(settings: Settings) -> _Core:
     with _Core.lock:
         name = (str(settings.root.resolve()), settings.readonly)
         core = _Core.shared.get(name)
-        if core is not None and core.pid == os.getpid():
+        layout = Layout(settings.root, settings.index_dir)
+        if core is not None and core.pid == os.getpid() and core.db.sealer.repo_id == layout.read_format().repo_id:
             _check_same_key(core, settings)
-        else:
-            layout = Layout(settings.root, settings.index_dir)
+        else:  # ours to open; or another repository was put at this path, and the old handles keep theirs
             format, sealer, number, origin = _unseal(layout, settings)
             format.check_extensions(writing=not settings.readonly)
             db = open_local(layout, format, sealer, number, _surroundings(), readonly=settings.readonly)
@@ -945,7 +990,7 @@ def _check_same_key(core: _Core, settings: Settings) -> None:
     """A key that is given must open the repository even where another handle has it open already."""
     if settings.key is not None and settings.key is not core.settings.key:
         if not core.db.sealer.encrypted:
-            raise _not_encrypted(settings.root)
+            raise _not_encrypted(settings.root, settings.key.id)
         access.unlock(settings.root, core.db.layout.read_keyring(), settings.key)
 
 
@@ -962,8 +1007,9 @@ def _unseal(layout: Layout, settings: Settings) -> tuple[Format, Sealer, int, st
     """Return format, sealer, keyring number, and where the key was found."""
     format = layout.read_format()
     if not format.encrypted:
-        if settings.key is not None:
-            raise _not_encrypted(settings.root)
+        given = access.given(settings.key)
+        if given is not None:
+            raise _not_encrypted(settings.root, given)
         return format, Sealer(format.repo_id, None, os.urandom), 0, ""
     keyring = layout.read_keyring()
     if keyring.repo_id != format.repo_id:
@@ -974,9 +1020,9 @@ def _unseal(layout: Layout, settings: Settings) -> tuple[Format, Sealer, int, st
     return format, Sealer(format.repo_id, bundle, os.urandom), keyring.number, chosen.origin
 
 
-def _not_encrypted(root: Path) -> NotEncrypted:
+def _not_encrypted(root: Path, given: str) -> NotEncrypted:
     return NotEncrypted(
-        f"a key was given, but {root} is not encrypted",
+        f"{given} was given, but {root} is not encrypted",
         hint="if it should be, somebody replaced it; if not, open it without a key",
     )
 
@@ -996,7 +1042,9 @@ def _note(
     metrics: Mapping[str, object] | None,
     meta: Mapping[str, object] | None,
 ) -> Note:
-    return Note(message, "", step, epoch, {k: _number(k, v) for k, v in (metrics or {}).items()}, dict(meta or {}))
+    note = Note(message, "", step, epoch, {k: _number(k, v) for k, v in (metrics or {}).items()}, dict(meta or {}))
+    encode_commit(ObjectId(bytes(32)), (), note, 0, Stats())  # what cannot be said is refused before anything is stored
+    return note
 
 
 def _number(name: str, value: object) -> float:
@@ -1004,9 +1052,20 @@ def _number(name: str, value: object) -> float:
     try:
         if isinstance(value, str | bytes):
             raise TypeError("text")
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError) as error:
+        return float(value.detach() if hasattr(value, "detach") else value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise InvalidInput(f"metric {name!r} must be one number, not {type(value).__name__} ({error})") from error
 
 
-__all__ = ["ForkedHandle", "NotFound", "Repository", "RepositoryNotFound", "Writer", "init", "open", "rebuild"]
+__all__ = [
+    "ForkedHandle",
+    "NotFound",
+    "RebuildReport",
+    "Repository",
+    "RepositoryNotFound",
+    "VerifyReport",
+    "Writer",
+    "init",
+    "open",
+    "rebuild",
+]

@@ -1,9 +1,8 @@
 """What every command is made of: the global options, the repository they name, and the page that `--help` prints."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -16,11 +15,12 @@ from chainstore.cli import exits
 from chainstore.cli.output import Output
 from chainstore.cli.progress import ProgressLine
 from chainstore.crypto.keys import KeyCommand, KeyFile, KeyProvider, Passphrase
-from chainstore.errors import ConfigError, Denied, KeyRequired, RepositoryNotFound, WrongKey
+from chainstore.errors import KeyRequired, RepositoryNotFound, WrongKey
 from chainstore.repository import Repository, key_kinds, locate
 from chainstore.repository import open as open_repository
 
 F = TypeVar("F", bound=Callable[..., object])
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -69,11 +69,13 @@ class App:
     def open(self, *, readonly: bool = False) -> Iterator[Repository]:
         """Open the repository for the time of a command, asking for a passphrase where only that opens it."""
         self.watch_progress()
-        with self.with_key(lambda key, root: open_repository(root, readonly=readonly, key=key, observer=self.out.observe)) as repo:
+        with self.with_key(
+            lambda key, root: open_repository(root, readonly=readonly, key=key, observer=self.out.observe)
+        ) as repo:
             yield repo
 
-    def with_key(self, use: Callable[[KeyProvider | None, Path], F]) -> Any:
-        """Call `use` with the key that was named and the repository's directory; ask for a passphrase if it takes one."""
+    def with_key(self, use: Callable[[KeyProvider | None, Path], T]) -> T:
+        """Call `use` with the key that was named and the repository's directory; ask for a passphrase if need be."""
         root, key = self.place(), self.key()
         try:
             return use(key, root)
@@ -126,7 +128,13 @@ def global_options(*, hidden: bool = False) -> list[click.Parameter]:
         return click.Option(names, expose_value=False, callback=_set(store), hidden=hidden, **more)
 
     return [
-        option("-C", "--repo", store="repo", metavar="PATH", help="Repository; else CHAIN_REPO, else .chain/ here or above."),
+        option(
+            "-C",
+            "--repo",
+            store="repo",
+            metavar="PATH",
+            help="Repository; else CHAIN_REPO, else .chain/ here or above.",
+        ),
         option("--json", store="json", is_flag=True, is_eager=True, help="Print one JSON object."),
         option("-q", "--quiet", store="quiet", is_flag=True, help="Print results only."),
         option("-v", "--verbose", store="verbose", is_flag=True, help="Show where unexpected errors come from."),
@@ -138,7 +146,12 @@ def global_options(*, hidden: bool = False) -> list[click.Parameter]:
 
 def version_option() -> click.Option:
     return click.Option(
-        ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+        ["--version"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_print_version,
+        help="Print the version.",
     )
 
 
@@ -167,7 +180,7 @@ def command(name: str, *, examples: Sequence[str], codes: Sequence[int] = exits.
 
     def make(function: F) -> click.Command:
         made = click.command(name, cls=Command)(function)
-        made.examples, made.codes = examples, codes  # type: ignore[attr-defined]
+        made.examples, made.codes = examples, codes
         made.params += global_options(hidden=True)
         return made
 
@@ -183,6 +196,3 @@ def check_exclusive(**given: object) -> None:
     named = [name.replace("_", "-") for name, value in given.items() if value]
     if len(named) > 1:
         raise click.UsageError(f"--{named[0]} and --{named[1]} exclude each other")
-
-
-__all__ = ["App", "Command", "ConfigError", "Denied", "check_exclusive", "command", "global_options", "version_option"]

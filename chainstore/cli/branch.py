@@ -29,7 +29,9 @@ def command(app: App, name: str | None, start: str | None, delete: bool) -> None
             list_names(app.out, repo, "branch", repo.branches())
         elif delete:
             was = repo.delete_ref(name, kind="branch")
-            app.out.result("chain.branch/1", {"deleted": name, "id": str(was)}, f"deleted branch {name} (was {was.short})")
+            app.out.result(
+                "chain.branch/1", {"deleted": name, "id": str(was)}, f"deleted branch {name} (was {was.short})"
+            )
         else:
             id = repo.branch(name, start or "HEAD")
             app.out.result("chain.branch/1", {"made": name, "id": str(id)}, f"branch {name} is at {id.short}")

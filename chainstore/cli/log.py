@@ -17,7 +17,9 @@ from chainstore.model.commit import Commit
 Names = dict[bytes, list[str]]
 
 
-@cli.command("log", examples=["chain log -n 10", "chain log main --step 1000:2000", "chain log --all --since 2h --json"])
+@cli.command(
+    "log", examples=["chain log -n 10", "chain log main --step 1000:2000", "chain log --all --since 2h --json"]
+)
 @click.argument("revision", required=False)
 @click.option("-n", "--max-count", type=click.IntRange(min=1), metavar="N", help="Stop after N commits.")
 @click.option("--oneline", is_flag=True, help="Print id, names and message only.")
@@ -58,7 +60,11 @@ def command(
 
 def _short(out: Output, commits: Iterator[Commit], names: Names) -> Iterator[str]:
     for commit in commits:
-        parts = (out.style(commit.short, "yellow"), refs_text(out, names.get(commit.id, [])), first_line(commit.message))
+        parts = (
+            out.style(commit.short, "yellow"),
+            refs_text(out, names.get(commit.id, [])),
+            first_line(commit.message),
+        )
         yield "  ".join(part for part in parts if part)
 
 

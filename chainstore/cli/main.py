@@ -1,5 +1,6 @@
 """`chain`: finds the command, loads its module, and turns what it raises into a message and an exit code."""
 
+import errno
 import os
 import sys
 import traceback
@@ -40,6 +41,7 @@ SECTIONS = {
         "rebuild-index": "Make the index anew from log and packs.",
     },
 }
+_NAME_WIDTH = max(len(name) for section in SECTIONS.values() for name in section)
 MOVES = """\
   command                   HEAD            the branch      files
   checkout BRANCH           to the branch   stays           none
@@ -52,6 +54,7 @@ DOORS = {  # what needs torch, numpy or rich is loaded when a command turns to i
     "demo": "chainstore.demo.story",
     "files": "chainstore.integrations.files",
     "arrays": "chainstore.integrations.arrays",
+    "safetensors": "chainstore.integrations.safetensors_files",
 }
 
 
@@ -76,7 +79,7 @@ class Chain(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl(list(commands.items()), col_max=16)
+                formatter.write_dl([(name.ljust(_NAME_WIDTH), text) for name, text in commands.items()])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("What moves what"):
@@ -90,7 +93,9 @@ class Chain(click.Group):
 GROUP = Chain(
     "chain",
     params=[*global_options(), version_option()],
-    help="A Git-like, encrypted snapshot chain for training state.\n\n`chain COMMAND --help` explains a command.",
+    help="A Git-like, encrypted snapshot chain for training state.\n\n"
+    "`chain COMMAND --help` explains a command. With --json, standard output holds exactly one object, also when a "
+    'command fails: {"error": {"code", "message", "hint"}}.',
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -121,6 +126,10 @@ def run(arguments: Sequence[str], app: App) -> int:
         return exits.INTERRUPTED
     except BrokenPipeError:
         return app.exit_code  # whoever read us has enough
+    except OSError as error:  # about a file that the user named; the engine has errors of its own
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        out.error("file", f"{error.filename or 'a file'}: {error.strerror or error}", "")
+        return exits.STORAGE if full else exits.ERROR
     except Exception as error:
         if app.verbose:
             traceback.print_exc()

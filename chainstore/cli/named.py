@@ -1,6 +1,6 @@
 """Lists of branches and tags: name, commit, step, age, message."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from chainstore import config
 from chainstore.cli.output import Output
@@ -28,14 +28,14 @@ def list_names(out: Output, repo: Repository, noun: str, names: Mapping[str, Obj
     out.result(f"chain.{noun}/1", {"current": current, plural: listed} if noun == "branch" else {plural: listed}, "")
 
 
-def _row(out: Output, repo: Repository, name: str, id: ObjectId, current: bool) -> Iterator[str]:
-    yield out.style(f"* {name}", "green") if current else f"  {name}"
-    yield out.style(id.short, "yellow")
+def _row(out: Output, repo: Repository, name: str, id: ObjectId, current: bool) -> tuple[str, ...]:
+    label = out.style(f"* {name}", "green") if current else f"  {name}"
     try:
         commit = repo.get_commit(id)
-        yield from (step_text(commit), age(commit.time, config.now()), first_line(commit.message))
+        told = (step_text(commit), age(commit.time, config.now()), first_line(commit.message))
     except Damaged:
-        yield "damaged"
+        told = ("damaged", "", "")
+    return (label, out.style(id.short, "yellow"), *told)
 
 
 def _fields(repo: Repository, id: ObjectId) -> dict[str, object] | None:

@@ -1,6 +1,6 @@
 """Progress: one line on a terminal that says how far a long operation is.
 
-    commit  1.2 GB of 4.8 GB  25%  410 MB/s  9 s left  310 MB new
+commit  1.2 GB of 4.8 GB  25%  410 MB/s  9 s left  310 MB new
 """
 
 import shutil

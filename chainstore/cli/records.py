@@ -79,3 +79,16 @@ def step_text(commit: Commit) -> str:
 def bytes_text(commit: Commit) -> str:
     """Return how much of the state had to be stored: `12 MB of 480 MB`."""
     return f"{size(commit.stats.new_bytes)} of {size(commit.stats.raw_bytes)}"
+
+
+def plain_json(value: object) -> object:
+    """Return a plain value as JSON can hold it; what it cannot, as `{"repr": ...}`."""
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {"repr": repr(value)}
+    if type(value) in (list, tuple):
+        return [plain_json(item) for item in value]  # type: ignore[attr-defined]
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {key: plain_json(item) for key, item in value.items()}
+    return {"repr": repr(value)}

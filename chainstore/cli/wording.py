@@ -1,7 +1,7 @@
 """How numbers, times and tables are written for people.
 
-    >>> size(9_980_000), count(3, "commit"), duration(0.0042), shape((3, 4))
-    ('9.98 MB', '3 commits', '4.2 ms', '3 x 4')
+>>> size(9_980_000), count(3, "commit"), duration(0.0042), shape((3, 4))
+('9.98 MB', '3 commits', '4.2 ms', '3 x 4')
 """
 
 import math

@@ -87,8 +87,14 @@ class Director:
                 return None
             time.sleep(self._chance.uniform(0.0, STEP_SECONDS))
             watching.hear_all(process.kill())
-            self._teller.killed(f"to process {process.pid}, in the middle of step {self.run.step + 1}.")
-            return Kill(self.run.step)
+            within = self.run.committing
+            where = (
+                f"in the middle of step {self.run.step + 1}"
+                if within is None
+                else f"within its commit of step {within}"
+            )
+            self._teller.killed(f"to process {process.pid}, {where}.")
+            return Kill(self.run.step, within)
 
         self.train(interrupt)
 

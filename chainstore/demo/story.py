@@ -81,9 +81,9 @@ def compare(director: Director, teller: Teller) -> bool:
 def show_chain(repo: cs.Repository, teller: Teller) -> None:
     """Show the newest commits, what they take, and where the key is."""
     teller.chapter(6, "What is in the repository")
-    rows = [(commit.id.short, f"step {commit.step}", commit.message) for commit in islice(repo.log(), SHOWN_COMMITS)]
-    stats = repo.stats()
-    teller.table([*rows, ("...", "", f"{stats.commits} commits in all")])
+    stats, newest = repo.stats(), islice(repo.log(), SHOWN_COMMITS)
+    rows = [(c.id.short, f"step {c.step}", f"loss {c.metrics['loss']:.3f}", c.message) for c in newest]
+    teller.table([*rows, ("...", "", "", f"{stats.commits} commits in all")])
     saved = 1 - stats.stored_bytes / stats.logical_bytes
     teller.say(
         f"{size(stats.logical_bytes)} of state in {stats.commits} full snapshots take {size(stats.stored_bytes)}"
@@ -131,7 +131,7 @@ def main(place: Path | None = None) -> int:
     if place is None:
         with TemporaryDirectory(prefix="chain-demo-") as temporary:
             same = tell(Path(temporary), Plan(), console, chance)
-        Teller(console).say("", "The repository was temporary and is gone; `chain demo DIR` keeps it in DIR.")
+        Teller(console).say("", "The repository was temporary and is gone; `chain demo --keep DIR` keeps it in DIR.")
         return 0 if same else 1
     kept = place / REPOSITORY
     if kept.exists():

@@ -22,6 +22,7 @@ class Run:
 
     Attributes:
         losses: by step; a step that was lost and computed again is written over.
+        committing: the step whose commit is under way, None if none is.
         commit_seconds: how long each commit took, seen from the training.
     """
 
@@ -29,12 +30,14 @@ class Run:
     step: int = 0
     committed_step: int = 0
     commit_id: str = ""
+    committing: int | None = None
     weights: int = 0
     commit_seconds: list[float] = field(default_factory=list)
     losses: dict[int, float] = field(default_factory=dict)
 
     def hear(self, event: Event) -> None:
         """Take note of one event."""
+        self.committing = event["step"] if event["event"] == "committing" else None
         match event:
             case {"event": "started", "step": int(step), "weights": int(weights)}:
                 self.step, self.weights = step, weights

@@ -98,7 +98,8 @@ def commit(repo: cs.Repository, training: Training) -> None:
     loss = training.losses[-1]
     tell("committing", step=training.step)
     start = time.perf_counter()
-    done = repo.commit(training.state(), f"loss {loss:.3f}", step=training.step, metrics={"loss": loss})
+    message = f"learning rate {training.scheduler.get_last_lr()[0]:.2e}"
+    done = repo.commit(training.state(), message, step=training.step, metrics={"loss": loss})
     tell("committed", step=training.step, id=done.id.short, seconds=time.perf_counter() - start)
 
 

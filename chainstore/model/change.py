@@ -20,8 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chainstore.errors import FormatTooNew, Malformed
-from chainstore.ids import ObjectId
+from chainstore.ids import ID_BYTES, ObjectId
 from chainstore.model.wire import Node, decode, encode
+
+PACK_NAME_BYTES = 16
+_TOO_MUCH = 1 << 63
 
 Target = ObjectId | str | None  # a commit, a symbolic ref ("heads/main"), nothing
 
@@ -160,7 +163,7 @@ def decode_changes(body: bytes) -> tuple[int, tuple[Change, ...]]:
         FormatTooNew: it holds a change that this version does not know.
     """
     match decode(body, what="log line"):
-        case [int(time_us), list(changes)]:
+        case [int(time_us), list(changes)] if -_TOO_MUCH < time_us < _TOO_MUCH:
             return time_us, tuple(_decode(change) for change in changes)
     raise Malformed("log line", "unknown layout")
 
@@ -207,7 +210,7 @@ def _decode(node: Node) -> Change:
             case [1, str(name), old, new, str(reason)]:
                 return SetRef(name, read_target(old), read_target(new), reason)
             case [2, bytes(pack), int(start), int(stop), int(contents)]:
-                return PackGrown(pack, start, stop, contents)
+                return PackGrown(_pack(pack), *_range(start, stop), _size(contents))
             case [3, str(key), (str() | None) as value]:
                 return SetConfig(key, value)
             case [4, bytes(commits), str(policy)]:
@@ -217,45 +220,77 @@ def _decode(node: Node) -> Change:
             case [6, bytes(commits)]:
                 return Swept(_commits(commits))
             case [7, bytes(pack), list(ranges)]:
-                return Dead(pack, _pairs(ranges))
+                return Dead(_pack(pack), _ranges(ranges))
             case [8, bytes(pack)]:
-                return Retired(pack)
+                return Retired(_pack(pack))
             case [9, int(number)]:
-                return SetKeyring(number)
+                return SetKeyring(_size(number))
             case [10, str(text)]:
                 return Incident(text)
-            case [
-                11,
-                bytes(format_hash),
-                int(keyring),
-                list(refs),
-                list(config),
-                list(marks),
-                list(reflog),
-                list(packs),
-            ]:
-                return _decode_checkpoint(format_hash, keyring, refs, config, marks, reflog, packs)
+            case [11, bytes(format_hash), int(keyring), list(a), list(b), list(c), list(d), list(e)]:
+                lists = _refs(a), _config(b), _marks(c), _reflog(d), _packs(e)
+                return Checkpoint(_hash(format_hash), _size(keyring), *lists)
             case [int(code), *_] if code > 11:
                 raise FormatTooNew(f"log change {code}", "read")
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise Malformed("log line", f"a change with wrong fields ({error})") from error
     raise Malformed("log line", "a change of an unknown layout")
 
 
-def _decode_checkpoint(format_hash: bytes, keyring: int, *lists: list[Node]) -> Checkpoint:
-    refs, config, marks, reflog, packs = lists
-    return Checkpoint(
-        format_hash,
-        keyring,
-        tuple((name, read_target(target)) for name, target in refs),  # type: ignore
-        tuple((key, value) for key, value in config),  # type: ignore
-        tuple(MarkLine(ObjectId(c), t, policy, swept) for c, t, policy, swept in marks),  # type: ignore
-        tuple(
-            ReflogLine(name, seq, ordinal, read_target(old), read_target(new), t, why)  # type: ignore
-            for name, seq, ordinal, old, new, t, why in reflog  # type: ignore
-        ),
-        tuple(PackLine(pack, length, end, _pairs(dead), gone) for pack, length, end, dead, gone in packs),  # type: ignore
-    )
+def _refs(rows: list[Node]) -> tuple[tuple[str, Target], ...]:
+    found = []
+    for row in rows:
+        match row:
+            case [str(name), target]:
+                found.append((name, read_target(target)))
+            case _:
+                raise ValueError("not a ref")
+    return tuple(found)
+
+
+def _config(rows: list[Node]) -> tuple[tuple[str, str], ...]:
+    found = []
+    for row in rows:
+        match row:
+            case [str(key), str(value)]:
+                found.append((key, value))
+            case _:
+                raise ValueError("not a setting")
+    return tuple(found)
+
+
+def _marks(rows: list[Node]) -> tuple[MarkLine, ...]:
+    found = []
+    for row in rows:
+        match row:
+            case [bytes(commit), int(time_us), str(policy), bool(swept)]:
+                found.append(MarkLine(ObjectId(commit), _time(time_us), policy, swept))
+            case _:
+                raise ValueError("not a mark")
+    return tuple(found)
+
+
+def _reflog(rows: list[Node]) -> tuple[ReflogLine, ...]:
+    found = []
+    for row in rows:
+        match row:
+            case [str(name), int(seq), int(ordinal), old, new, int(time_us), str(reason)]:
+                moved = read_target(old), read_target(new)
+                found.append(ReflogLine(name, _size(seq), _size(ordinal), *moved, _time(time_us), reason))
+            case _:
+                raise ValueError("not a line of a reflog")
+    return tuple(found)
+
+
+def _packs(rows: list[Node]) -> tuple[PackLine, ...]:
+    found = []
+    for row in rows:
+        match row:
+            case [bytes(pack), int(length), int(contents), list(dead), bool(retired)]:
+                found.append(PackLine(_pack(pack), _size(length), _size(contents), _ranges(dead), retired))
+            case _:
+                raise ValueError("not a pack")
+    return tuple(found)
 
 
 def _target(target: Target) -> Node:
@@ -272,14 +307,45 @@ def read_target(node: Node) -> Target:
 
 
 def _commits(data: bytes) -> tuple[ObjectId, ...]:
-    return tuple(ObjectId(data[i : i + 32]) for i in range(0, len(data), 32))
+    return tuple(ObjectId(data[i : i + ID_BYTES]) for i in range(0, len(data), ID_BYTES))
 
 
 def _flat(ranges: Sequence[tuple[int, int]]) -> Node:
     return [number for pair in ranges for number in pair]
 
 
-def _pairs(numbers: Node) -> tuple[tuple[int, int], ...]:
-    if not isinstance(numbers, list) or len(numbers) % 2:
+def _ranges(numbers: list[Node]) -> tuple[tuple[int, int], ...]:
+    if len(numbers) % 2:
         raise ValueError("ranges come in pairs")
-    return tuple(zip(numbers[::2], numbers[1::2], strict=True))  # type: ignore[arg-type]
+    return tuple(_range(start, stop) for start, stop in zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def _range(start: Node, stop: Node) -> tuple[int, int]:
+    first, last = _size(start), _size(stop)
+    if first > last:
+        raise ValueError(f"a range from {first} to {last}")
+    return first, last
+
+
+def _size(number: Node) -> int:
+    if type(number) is not int or not 0 <= number < _TOO_MUCH:
+        raise ValueError("not a number of bytes or things")
+    return number
+
+
+def _time(microseconds: int) -> int:
+    if not -_TOO_MUCH < microseconds < _TOO_MUCH:
+        raise ValueError("not a time")
+    return microseconds
+
+
+def _pack(name: bytes) -> bytes:
+    if len(name) != PACK_NAME_BYTES:
+        raise ValueError(f"a pack's name has {PACK_NAME_BYTES} bytes")
+    return name
+
+
+def _hash(data: bytes) -> bytes:
+    if len(data) != ID_BYTES:
+        raise ValueError(f"a hash has {ID_BYTES} bytes")
+    return data

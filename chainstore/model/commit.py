@@ -8,16 +8,18 @@ took, `delta` those of them that were stored as a difference.
 """
 
 import json
+import operator
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import SupportsIndex
 
 from chainstore.errors import InvalidInput, Malformed
 from chainstore.ids import ObjectId
 from chainstore.model.wire import Node, decode, encode
 
-_CODE = 1
+_CODE = 1  # first item of every commit
 _DOUBLE = struct.Struct("<d")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -38,7 +40,7 @@ class Stats:
     new_bytes: int = 0
     stored_bytes: int = 0
     delta_bytes: int = 0
-    seconds: float | None = None
+    seconds: float | None = field(default=None, compare=False)
 
     @property
     def reused_bytes(self) -> int:
@@ -105,26 +107,19 @@ def encode_commit(root: ObjectId, parents: Sequence[ObjectId], note: Note, time_
         time_us: microseconds since 1970 UTC.
 
     Raises:
-        InvalidInput: meta is not JSON, a metric is not a number, step or epoch not an integer.
+        InvalidInput: meta is not JSON, a metric is not a number, step or epoch not an integer, a text cannot be
+            encoded (half a surrogate pair).
     """
     _check(note)
-    metrics: Node = [[name, _DOUBLE.pack(value)] for name, value in note.metrics.items()]
-    meta = _json(note.meta)
-    return encode(
-        [
-            _CODE,
-            bytes(root),
-            [bytes(parent) for parent in parents],
-            note.step,
-            note.epoch,
-            time_us,
-            note.author,
-            note.message,
-            metrics,
-            meta,
-            [stats.raw_bytes, stats.new_bytes, stats.stored_bytes, stats.delta_bytes],
-        ]
-    )
+    metrics: Node = [[str(name), _DOUBLE.pack(value)] for name, value in note.metrics.items()]
+    step, epoch = _index(note.step), _index(note.epoch)
+    told: list[Node] = [str(note.author), str(note.message), metrics, _json(note.meta)]
+    sizes: Node = [stats.raw_bytes, stats.new_bytes, stats.stored_bytes, stats.delta_bytes]
+    above: Node = [bytes(parent) for parent in parents]
+    try:
+        return encode([_CODE, bytes(root), above, step, epoch, time_us, *told, sizes])
+    except ValueError as error:
+        raise InvalidInput(f"a commit cannot hold this text: {error}") from error
 
 
 def decode_commit(id: ObjectId, data: bytes) -> Commit:
@@ -133,37 +128,71 @@ def decode_commit(id: ObjectId, data: bytes) -> Commit:
     Raises:
         Malformed: it does not follow the format.
     """
-    node = decode(data, what="commit")
-    if not isinstance(node, list) or len(node) != 11 or node[0] != _CODE:
-        raise Malformed("commit", "unknown layout")
-    _, root, parents, step, epoch, time_us, author, message, metrics, meta, stats = node
     try:
-        return Commit(
-            id=id,
-            tree=ObjectId(root),  # type: ignore[arg-type]  # wrong types raise below
-            parents=tuple(ObjectId(parent) for parent in parents),  # type: ignore[union-attr, arg-type]
-            step=step,  # type: ignore[arg-type]
-            epoch=epoch,  # type: ignore[arg-type]
-            time=_EPOCH + timedelta(microseconds=time_us),  # type: ignore[arg-type]
-            author=author,  # type: ignore[arg-type]
-            message=message,  # type: ignore[arg-type]
-            metrics={name: _DOUBLE.unpack(value)[0] for name, value in metrics},  # type: ignore
-            meta=json.loads(meta),  # type: ignore[arg-type]
-            stats=_stats(stats),  # type: ignore
-        )
-    except (TypeError, ValueError, OverflowError, struct.error) as error:
-        raise Malformed("commit", f"a field has the wrong type ({error})") from error
+        match decode(data, what="commit"):
+            case [
+                1,
+                bytes(root),
+                list(parents),
+                step,
+                epoch,
+                int(time_us),
+                str(author),
+                str(message),
+                list(metrics),
+                str(meta),
+                list(stats),
+            ]:
+                time = _EPOCH + timedelta(microseconds=time_us)
+                tree, above = ObjectId(root), tuple(_parent(parent) for parent in parents)
+                found, told = _metrics(metrics), _meta(meta)
+                step, epoch = _whole(step), _whole(epoch)
+                return Commit(id, tree, above, step, epoch, time, author, message, found, told, _stats(stats))
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise Malformed("commit", f"a field has the wrong form ({error})") from error
+    raise Malformed("commit", "unknown layout")
 
 
-def _stats(node: Node) -> Stats:
-    if not isinstance(node, list) or len(node) != 4 or not all(type(number) is int for number in node):
-        raise ValueError("four numbers expected")
-    return Stats(*node)  # type: ignore[arg-type]
+def _whole(node: Node) -> int | None:
+    if node is not None and type(node) is not int:
+        raise ValueError("step and epoch are whole numbers")
+    return node
+
+
+def _parent(node: Node) -> ObjectId:
+    if not isinstance(node, bytes):
+        raise ValueError("a parent is an id")
+    return ObjectId(node)
+
+
+def _metrics(rows: list[Node]) -> dict[str, float]:
+    metrics = {}
+    for row in rows:
+        match row:
+            case [str(name), bytes(raw)] if len(raw) == _DOUBLE.size and name not in metrics:
+                metrics[name] = float(_DOUBLE.unpack(raw)[0])
+            case _:
+                raise ValueError("a metric is a name, once, and 8 bytes")
+    return metrics
+
+
+def _meta(text: str) -> dict[str, object]:
+    meta = json.loads(text)
+    if not isinstance(meta, dict):
+        raise ValueError("meta is a JSON object")
+    return meta
+
+
+def _stats(numbers: list[Node]) -> Stats:
+    found = [number for number in numbers if type(number) is int and 0 <= number < 1 << 63]
+    if len(numbers) != 4 or len(found) != 4:
+        raise ValueError("four numbers of bytes expected")
+    return Stats(*found)
 
 
 def _check(note: Note) -> None:
     for name, value in (("step", note.step), ("epoch", note.epoch)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        if value is not None and (not isinstance(value, SupportsIndex) or isinstance(value, bool)):
             raise InvalidInput(f"{name} must be an integer, not {type(value).__name__}")
     for name, metric in note.metrics.items():
         if not isinstance(name, str) or not isinstance(metric, float):
@@ -173,12 +202,20 @@ def _check(note: Note) -> None:
             raise InvalidInput(f"{label} must be text, not {type(text).__name__}")
 
 
+def _index(number: int | None) -> int | None:
+    """Return a plain int; NumPy's count as well."""
+    return operator.index(number) if number is not None else None
+
+
 def _json(meta: Mapping[str, object]) -> str:
     if not _is_json(meta):
         raise InvalidInput(
             "meta must hold JSON values only: text, numbers, booleans, None, lists, dicts with text keys"
         )
-    return json.dumps(meta, ensure_ascii=False)
+    try:
+        return json.dumps(meta, ensure_ascii=False)
+    except ValueError as error:  # an integer of more digits than Python writes
+        raise InvalidInput(f"meta cannot be written as JSON: {error}") from error
 
 
 def _is_json(value: object, depth: int = 0) -> bool:

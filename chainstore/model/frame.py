@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import google_crc32c
 
-from chainstore.errors import FormatTooNew, Malformed
+from chainstore.errors import FormatTooNew, InvalidInput, Malformed
 from chainstore.ids import ID_BYTES, Kind, ObjectId, fingerprint
 
 Buffer = bytes | bytearray | memoryview
@@ -108,6 +108,7 @@ class Header:
 
     @property
     def header_bytes(self) -> int:
+        """Bytes of the header alone."""
         return FIXED_BYTES + len(self.bases) * ID_BYTES + _CRC.size
 
     @property
@@ -163,7 +164,7 @@ def split_record(data: memoryview, what: str, offset: int = 0) -> tuple[Header, 
     """Return header and payload of the record that `data` starts with, both checksums verified.
 
     Raises:
-        Malformed: a checksum fails or `data` is too short.
+        Malformed: a checksum fails, `data` is too short, or there is something in the padding.
     """
     header = parse_header(data[:MAX_HEADER_BYTES], what, offset)
     end = header.header_bytes + header.stored_len
@@ -172,6 +173,8 @@ def split_record(data: memoryview, what: str, offset: int = 0) -> tuple[Header, 
     payload = data[header.header_bytes : end]
     if _CRC.unpack_from(data, end)[0] != crc32c(payload):
         raise Malformed(what, "payload checksum", offset)
+    if any(data[end + _CRC.size : header.record_bytes]):
+        raise Malformed(what, "bytes where padding belongs", offset)
     return header, payload
 
 
@@ -213,7 +216,13 @@ class Line:
     body: bytes
 
     def to_bytes(self) -> bytes:
-        """Return the framed line; LINE_OVERHEAD + len(body) bytes."""
+        """Return the framed line; LINE_OVERHEAD + len(body) bytes.
+
+        Raises:
+            InvalidInput: its body is longer than a line may be.
+        """
+        if len(self.body) > MAX_LINE:
+            raise InvalidInput(f"{len(self.body)} bytes are more than a line of the log may hold")
         head = _LINE.pack(LINE_MAGIC, len(self.body), self.generation, self.seq, self.previous)
         return head + _CRC.pack(crc32c(head)) + self.body + _CRC.pack(crc32c(self.body))
 
@@ -226,14 +235,22 @@ class Line:
 
     @property
     def line_bytes(self) -> int:
+        """Bytes of the framed line."""
         return LINE_OVERHEAD + len(self.body)
+
+
+def line_bytes(head: memoryview) -> int:
+    """Return how many bytes the line takes that starts with `head`, as its header says; 0 where that is none."""
+    if len(head) < _LINE.size or head[: len(LINE_MAGIC)] != LINE_MAGIC:
+        return 0
+    return LINE_OVERHEAD + int(_LINE.unpack_from(head)[1])
 
 
 def parse_line(data: memoryview, what: str, offset: int = 0) -> Line:
     """Return the line that `data` starts with.
 
     Raises:
-        Malformed: these bytes are not a whole line (`.torn` is not known here: the log decides that).
+        Malformed: these bytes are not a whole line; whether it is torn or rotten, the log decides.
     """
     if len(data) < LINE_OVERHEAD:
         raise Malformed(what, "cut off inside a line", offset)

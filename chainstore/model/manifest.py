@@ -6,6 +6,7 @@ manifest[("model", "weight")].extents
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from chainstore.errors import Malformed
 from chainstore.ids import ObjectId
 from chainstore.model.paths import Path, encode_key
 from chainstore.model.tree import Entry
@@ -16,11 +17,16 @@ class Manifest(Mapping[Path, Entry]):
     """Entries by path; iteration follows the walk.
 
     Two paths that Python holds equal ((1,), (True,), (1.0,)) are different here.
+
+    Raises:
+        Malformed: a path stands in it twice.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self.entries = tuple(entries)
         self._by_name = {_name(entry.path): entry for entry in self.entries}
+        if len(self._by_name) != len(self.entries):
+            raise Malformed("manifest", "a path stands in it twice")
 
     def __getitem__(self, path: Path) -> Entry:
         return self._by_name[_name(path)]

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from chainstore.errors import Malformed
+from chainstore.errors import InvalidInput, Malformed
 from chainstore.ids import ID_BYTES, ObjectId
-from chainstore.model.frame import crc32c
-from chainstore.model.paths import Path, decode_key, encode_key
+from chainstore.model.frame import MAX_PAYLOAD, crc32c
+from chainstore.model.paths import Key, Path, decode_key, encode_key, format_path
 from chainstore.model.spec import Spec, spec_from_node, spec_node
 from chainstore.model.wire import Node, decode, encode
 
@@ -32,6 +32,8 @@ PAGE_ENTRIES = 64  # expected entries of a page: 4-8 KiB at 60-120 bytes each
 MAX_PAGE_BYTES = 64 << 10
 MAX_EXTENTS = 256  # of one entry, in the page itself: 8 KiB of ids
 MAX_LEVELS = 16
+_ROW_BYTES = 64  # what a row takes besides its names, layout and extents; spec included unless it has many dimensions
+_EXTENT_BYTES = ID_BYTES + 10
 
 Store = Callable[[bytes], ObjectId]
 Load = Callable[[ObjectId], bytes]
@@ -63,6 +65,7 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the whole entry."""
         return sum(extent.length for extent in self.extents)
 
 
@@ -75,12 +78,14 @@ class Root:
     ranks: ObjectId | None = None
 
     def to_bytes(self) -> bytes:
+        """Return the root as a page."""
         return encode(
             [ROOT, *(bytes(tree) if tree is not None else None for tree in (self.state, self.files, self.ranks))]
         )
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Root":
+        """Return the root that `data` encodes; Malformed where it is none."""
         match decode(data, what="root"):
             case [4, *trees] if len(trees) == 3 and all(t is None or isinstance(t, bytes) for t in trees):
                 return cls(*(_id(tree) if isinstance(tree, bytes) else None for tree in trees))
@@ -93,12 +98,15 @@ def write_tree(entries: Iterable[Entry], store: Store) -> ObjectId | None:
     Args:
         entries: in walk order, no path twice.
         store: keeps one page and returns its id; called for lower pages first.
+
+    Raises:
+        InvalidInput: one entry alone, its names and layout, would not fit a page.
     """
     rows = list(_leaf_rows(entries, store))
-    for _ in range(MAX_LEVELS):
+    for level in range(1, MAX_LEVELS):
         if len(rows) <= 1:
             return rows[0].id if rows else None
-        rows = list(_index_rows(rows, store))
+        rows = list(_index_rows(rows, level, store))
     raise AssertionError("64 ** 16 pages do not exist")
 
 
@@ -111,20 +119,43 @@ def read_tree(root: ObjectId, load: Load, under: Path = ()) -> Iterator[Entry]:
     Raises:
         Malformed: a page does not follow the format.
     """
-    yield from _read(root, load, under, MAX_LEVELS)
+    yield from _read(root, load, under, MAX_LEVELS, set())
+
+
+class Links(NamedTuple):
+    """What one page names, each once: pages below it, and chunks."""
+
+    pages: tuple[ObjectId, ...]
+    chunks: tuple[ObjectId, ...]
+
+
+def page_links(data: bytes, *, strict: bool = False) -> Links:
+    """Return what a page other than a root names; for walks that look at each page once.
+
+    Args:
+        strict: also demand that encoding the page again gives the same bytes.
+
+    Raises:
+        Malformed: it does not follow the format.
+    """
+    code, body = _page(data, strict)
+    if code == INDEX:
+        return Links(tuple(dict.fromkeys(_id(row[0]) for row in body)), ())
+    lists = [body] if code == EXTENTS else [row[4] for row in body]
+    pages = dict.fromkeys(page for extents in lists for page in _extent_pages(extents))
+    chunks = dict.fromkeys(e.chunk for extents in lists if len(extents) != 4 for e in _read_plain(extents))
+    return Links(tuple(pages), tuple(chunks))
 
 
 def tree_pages(root: ObjectId, load: Load) -> Iterator[ObjectId]:
-    """Yield the ids of every page of a tree, parents first."""
-    stack = [root]
+    """Yield the id of every page of a tree once, parents first."""
+    seen, stack = {root}, [root]
     while stack:
         page = stack.pop()
         yield page
-        code, body = _page(load(page))
-        if code == INDEX:
-            stack.extend(_id(row[0]) for row in body)
-        elif code == LEAF:
-            stack.extend(p for row in body for p in _extent_pages(row[4]))
+        below = [child for child in page_links(load(page)).pages if child not in seen]
+        seen.update(below)
+        stack.extend(below)
 
 
 # ---- writing --------------------------------------------------------------------------------------------------
@@ -139,26 +170,41 @@ class _Row(NamedTuple):
     common: Path
 
 
-def _ends_page(path: Path, level: int) -> bool:
-    name = encode([encode_key(key) for key in path])
+def _ends_page(name: bytes, level: int) -> bool:
     return crc32c(bytes((level,)), name) % PAGE_ENTRIES == 0
+
+
+def _name(path: Path) -> bytes:
+    return encode([encode_key(key) for key in path])
 
 
 def _leaf_rows(entries: Iterable[Entry], store: Store) -> Iterator[_Row]:
     page: list[Entry] = []
     size = 0
     for entry in entries:
-        cost = 64 + 16 * len(entry.path) + min(len(entry.extents), MAX_EXTENTS) * (ID_BYTES + 4)
+        name = _name(entry.path)
+        cost = _cost(entry, name)
         if page and size + cost > MAX_PAGE_BYTES:
             yield _leaf(page, store)
             page, size = [], 0
         page.append(entry)
         size += cost
-        if _ends_page(entry.path, 0):
+        if _ends_page(name, 0):
             yield _leaf(page, store)
             page, size = [], 0
     if page:
         yield _leaf(page, store)
+
+
+def _cost(entry: Entry, name: bytes) -> int:
+    """Return at least the bytes that an entry takes in a page."""
+    count = len(entry.extents)
+    extents = count * _EXTENT_BYTES if count <= MAX_EXTENTS else -(-count // MAX_EXTENTS) * ID_BYTES
+    shape = 9 * len(entry.spec.shape) if entry.spec is not None else 0
+    cost = _ROW_BYTES + len(name) + len(encode(entry.node)) + shape + extents
+    if cost > MAX_PAGE_BYTES - _ROW_BYTES:
+        raise InvalidInput(f"{format_path(entry.path):.200} takes {cost} bytes for its name and layout alone")
+    return cost
 
 
 def _leaf(page: Sequence[Entry], store: Store) -> _Row:
@@ -174,13 +220,19 @@ def _leaf(page: Sequence[Entry], store: Store) -> _Row:
     return _Row(store(encode([LEAF, rows])), len(page), page[0].path, common)
 
 
-def _index_rows(rows: Sequence[_Row], store: Store) -> Iterator[_Row]:
+def _index_rows(rows: Sequence[_Row], level: int, store: Store) -> Iterator[_Row]:
     page: list[_Row] = []
+    size = 0
     for row in rows:
-        page.append(row)
-        if len(page) > 1 and (_ends_page(row.first, 1) or len(page) >= 8 * PAGE_ENTRIES):
+        cost = _ROW_BYTES + len(_name(row.common))
+        if len(page) > 1 and size + cost > MAX_PAGE_BYTES:
             yield _index(page, store)
-            page = []
+            page, size = [], 0
+        page.append(row)
+        size += cost
+        if len(page) > 1 and _ends_page(_name(row.first), level):
+            yield _index(page, store)
+            page, size = [], 0
     if page:
         yield _index(page, store)
 
@@ -196,10 +248,19 @@ def _index(page: Sequence[_Row], store: Store) -> _Row:
 def _shared(a: Path, b: Path) -> int:
     count = 0
     for x, y in zip(a, b, strict=False):
-        if x is not y and (type(x) is not type(y) or encode_key(x) != encode_key(y)):
+        if not _same(x, y):
             break
         count += 1
     return count
+
+
+def _same(x: Key, y: Key) -> bool:
+    """Whether two keys are one: (1,) and (True,) are equal in Python, but not the same name."""
+    if x is y:
+        return True
+    if type(x) is not type(y):
+        return False
+    return x == y if type(x) in (str, int, bytes) else encode(encode_key(x)) == encode(encode_key(y))
 
 
 def _common(paths: Sequence[Path]) -> Path:
@@ -221,7 +282,7 @@ def _plain_extents(extents: Sequence[Extent]) -> Node:
     ids = b"".join(extent.chunk for extent in extents)
     first = extents[0].length
     whole = all(e.offset == 0 and e.length == first for e in extents[:-1])
-    if whole and extents[-1].offset == 0 and extents[-1].length <= first and len(extents) > 1:
+    if whole and extents[-1].offset == 0 and 0 < extents[-1].length <= first and len(extents) > 1:
         return [ids, first, sum(extent.length for extent in extents)]
     return [ids, [number for extent in extents for number in (extent.offset, extent.length)]]
 
@@ -229,26 +290,29 @@ def _plain_extents(extents: Sequence[Extent]) -> Node:
 # ---- reading --------------------------------------------------------------------------------------------------
 
 
-def _read(page: ObjectId, load: Load, under: Path, levels: int) -> Iterator[Entry]:
+def _read(page: ObjectId, load: Load, under: Path, levels: int, seen: set[ObjectId]) -> Iterator[Entry]:
     if not levels:
         raise Malformed("tree", "pages nest too deep")
+    if page in seen:
+        raise Malformed("tree", "a page holds its entries twice")  # few pages could stand for endlessly many entries
+    seen.add(page)
     code, body = _page(load(page))
     if code == INDEX:
         for child, _, keys in body:
             common = tuple(decode_key(key) for key in keys)
             if _shared(common, under) == min(len(common), len(under)):
-                yield from _read(_id(child), load, under, levels - 1)
+                yield from _read(_id(child), load, under, levels - 1, seen)
     elif code == LEAF:
         yield from _entries(body, load)
     else:
         raise Malformed("tree", f"page of kind {code} where names were expected")
 
 
-def _page(data: bytes) -> tuple[int, list]:  # type: ignore[type-arg]  # rows are checked where they are used
-    match decode(data, what="tree page"):
-        case [int(code), list(body)] if code == INDEX and all(_is_index_row(row) for row in body):
+def _page(data: bytes, strict: bool = False) -> tuple[int, list]:  # type: ignore[type-arg]  # rows: checked in use
+    match decode(data, what="tree page", strict=strict):
+        case [int(code), list(body)] if code == INDEX and body and all(_is_index_row(row) for row in body):
             return code, body
-        case [int(code), list(body)] if code == LEAF and all(_is_leaf_row(row) for row in body):
+        case [int(code), list(body)] if code == LEAF and body and all(_is_leaf_row(row) for row in body):
             return code, body
         case [int(code), list(body)] if code == EXTENTS:
             return code, body
@@ -279,28 +343,40 @@ def _entries(body: list, load: Load) -> Iterator[Entry]:  # type: ignore[type-ar
 
 
 def _read_extents(node: list, load: Load) -> Iterator[Extent]:  # type: ignore[type-arg]
-    if len(node) == 4:
-        for page in _extent_pages(node):
-            code, body = _page(load(page))
-            if code != EXTENTS or len(body) == 4:
-                raise Malformed("tree page", "extents expected")
-            yield from _read_extents(body, load)
+    if len(node) != 4:
+        yield from _read_plain(node)
         return
+    for page in _extent_pages(node):
+        code, body = _page(load(page))
+        if code != EXTENTS or len(body) == 4:
+            raise Malformed("tree page", "extents expected")
+        yield from _read_plain(body)
+
+
+def _read_plain(node: list) -> Iterator[Extent]:  # type: ignore[type-arg]
     match node:
         case []:
             return
-        case [bytes(ids), int(length), int(total)] if length > 0:
+        case [bytes(ids), int(length), int(total)] if length * (len(ids) // ID_BYTES - 1) < total:
             for i, chunk in enumerate(_ids(ids)):
-                yield Extent(chunk, 0, min(length, total - i * length))
+                yield _extent(chunk, 0, min(length, total - i * length))
         case [bytes(ids), list(numbers)] if len(numbers) == 2 * (len(ids) // ID_BYTES):
             for i, chunk in enumerate(_ids(ids)):
-                yield Extent(chunk, numbers[2 * i], numbers[2 * i + 1])
+                yield _extent(chunk, numbers[2 * i], numbers[2 * i + 1])
         case _:
             raise Malformed("tree page", "extents of an unknown layout")
 
 
+def _extent(chunk: ObjectId, offset: Node, length: Node) -> Extent:
+    if type(offset) is not int or type(length) is not int or not 0 <= offset <= offset + length <= MAX_PAYLOAD:
+        raise Malformed("tree page", "an extent outside of any chunk")
+    return Extent(chunk, offset, length)
+
+
 def _extent_pages(node: list) -> Iterator[ObjectId]:  # type: ignore[type-arg]
     if len(node) == 4:
+        if not isinstance(node[0], bytes):
+            raise Malformed("tree page", "extents of an unknown layout")
         yield from _ids(node[0])
 
 

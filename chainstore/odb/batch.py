@@ -6,18 +6,18 @@ packs that this batch holds; publishing names their new lengths in the log, and 
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from chainstore.codecs.chain import Decoder, Encoder
-from chainstore.errors import ForkedHandle
+from chainstore.errors import ForkedHandle, StorageError
 from chainstore.ids import Kind, ObjectId
 from chainstore.model.change import PackGrown
 from chainstore.model.frame import Buffer, Header, frame_record
 from chainstore.model.spec import Spec
 from chainstore.odb.record import Sealer
 from chainstore.odb.rows import INLINE_BYTES, Placed
-from chainstore.storage.pack import PackWriter, scan
+from chainstore.storage.pack import PackWriter, salvage
 
 SYNC_BYTES = 32 << 20  # written but not yet synced: enough to keep a disk busy, little enough to wait for at the end
 
@@ -47,6 +47,7 @@ class Benches:
         self._lock = threading.Lock()
 
     def take(self, codec: str) -> Bench:
+        """Return a bench that nobody else uses until it is given back."""
         with self._lock:
             for bench in self._idle:
                 if bench.codec == codec:
@@ -55,6 +56,7 @@ class Benches:
         return Bench(codec)
 
     def give_back(self, bench: Bench) -> None:
+        """Take a bench back; what it last returned is then no longer valid."""
         with self._lock:
             self._idle.append(bench)
             del self._idle[:-8]  # a few are kept; codecs that are no longer asked for fall out
@@ -95,6 +97,7 @@ class LocalBatch:
         self._packs: list[PackWriter] = []
         self._placed: dict[bytes, list[Placed]] = {}
         self._contents: dict[bytes, int] = {}
+        self._broken = False
 
     def trust(self, ids: Iterable[ObjectId]) -> None:
         """Take these as known without a look: a parent that must still be the tip when we publish names them."""
@@ -106,7 +109,18 @@ class LocalBatch:
         return frozenset(self._relied)
 
     @property
+    def broken(self) -> bool:
+        """Whether something could not be stored: then this batch must not be published."""
+        return self._broken
+
+    @property
+    def stored(self) -> dict[ObjectId, Header]:
+        """The headers of the records that this batch holds, by id."""
+        return {placed.header.id: placed.header for placed in self._every()}
+
+    @property
     def packs(self) -> tuple[PackWriter, ...]:
+        """The packs that this batch holds."""
         return tuple(self._packs)
 
     def append(self, kind: Kind, plain: Buffer, spec: Spec | None = None) -> Stored:
@@ -115,16 +129,36 @@ class LocalBatch:
         Raises:
             StoreFull, StorageError: it could not be written; the batch is of no use any more.
         """
-        if os.getpid() != self._pid:
-            raise ForkedHandle("a commit that was begun before fork cannot go on in the child")
+        self._check_usable()
         id = self._sealer.id(kind, plain)
         if not self._claim(id):
             return Stored(id, 0)
         bench = self._benches.take(self._codec if kind is Kind.CHUNK else "auto")
         try:
-            return Stored(id, self._store(bench, kind, id, plain, spec))
+            header, payload = self._seal(bench, kind, id, plain, spec)
+            return Stored(id, self._put(header, payload))
+        except BaseException:
+            self._broken = True  # the object is claimed but not there, and its place in the pack may hold anything
+            raise
         finally:
             self._benches.give_back(bench)
+
+    def append_record(self, header: Header, payload: Buffer) -> Stored:
+        """Store a record that is sealed already, unless its object is known.
+
+        Its bases, if any, must be stored when this batch is published, with less depth.
+
+        Raises:
+            StoreFull, StorageError: it could not be written; the batch is of no use any more.
+        """
+        self._check_usable()
+        if not self._claim(header.id):
+            return Stored(header.id, 0)
+        try:
+            return Stored(header.id, self._put(header, payload))
+        except BaseException:
+            self._broken = True
+            raise
 
     def sync_some(self) -> bool:
         """Make a pack with much unsynced data durable; return whether there was one."""
@@ -134,16 +168,23 @@ class LocalBatch:
                 return True
         return False
 
-    def sync(self) -> None:
-        """Make every touched pack durable."""
+    def finish(self) -> None:
+        """Make every touched pack durable, full ones closed with the list of their records.
+
+        Raises:
+            StorageError: something could not be stored; publishing must not go on.
+        """
+        self._check_usable()
+        self._close_full()
         for pack in self._packs:
             pack.sync()
 
-    def finish_full(self) -> None:
-        """Close every pack but the last with the list of its records: it is full, or there would be no next one."""
-        for pack in self._packs[:-1]:
-            if pack.name not in self._contents:
-                earlier = scan(pack.file, 0, pack.start, f"pack {pack.name.hex()}")
+    def _close_full(self) -> None:
+        """Close the packs that are full: all but the last are, or there would be no next one."""
+        for pack in self._packs:
+            full = pack is not self._packs[-1] or pack.crowded
+            if full and pack.end > pack.start and pack.name not in self._contents:
+                earlier = salvage(pack.file, 0, pack.start, f"pack {pack.name.hex()}")
                 records = [*earlier, *((placed.offset, placed.header) for placed in self._placed[pack.name])]
                 self._contents[pack.name] = pack.finish(sorted(records), self._sealer.repo_id)
 
@@ -163,6 +204,16 @@ class LocalBatch:
         """Return the records that a pack grew by."""
         return self._placed[growth.pack]
 
+    def _every(self) -> Iterator[Placed]:
+        for records in self._placed.values():
+            yield from records
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedHandle("a commit that was begun before fork cannot go on in the child")
+        if self._broken:
+            raise StorageError("an object of this commit could not be stored", hint="begin the commit anew")
+
     def _claim(self, id: ObjectId) -> bool:
         """Return whether this thread is to store `id`: nobody did, and nobody else is at it."""
         if id in self._trusted:
@@ -180,11 +231,15 @@ class LocalBatch:
             self._claimed.add(id)
             return True
 
-    def _store(self, bench: Bench, kind: Kind, id: ObjectId, plain: Buffer, spec: Spec | None) -> int:
+    def _seal(
+        self, bench: Bench, kind: Kind, id: ObjectId, plain: Buffer, spec: Spec | None
+    ) -> tuple[Header, bytes | memoryview]:
         view = memoryview(plain).cast("B")
         codecs, encoded = bench.encoder.encode(view, spec)
         room = bench.room("sealed", self._sealer.sealed_bytes(len(encoded)))
-        header, payload = self._sealer.seal(kind, id, len(view), codecs, encoded, room)
+        return self._sealer.seal(kind, id, len(view), codecs, encoded, room)
+
+    def _put(self, header: Header, payload: Buffer) -> int:
         parts = frame_record(header, payload)
         pack, offset = self._reserve(header)
         pack.write(offset, parts)

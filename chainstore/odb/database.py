@@ -55,7 +55,7 @@ class ObjectDatabase(Protocol):
 
     def batch(self, codec: str | None = None) -> Batch: ...
 
-    def publish(self, batch: Batch | None, changes: Sequence[Change]) -> int:
+    def publish(self, batch: Batch | None, changes: Sequence[Change], *, parents: Sequence[ObjectId] = ()) -> int:
         """Make a batch and `changes` durable and visible in one step; return the number of the log line.
 
         Raises:

@@ -7,13 +7,14 @@ log/ packs/ leases/ quarantine/ reserve
 """
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from chainstore.crypto.keyring import Keyring
-from chainstore.errors import Damaged, FormatTooNew, Malformed, NotEncrypted, RepositoryNotFound
+from chainstore.errors import AlreadyExists, Damaged, FormatTooNew, Malformed, NotEncrypted, RepositoryNotFound
 from chainstore.ids import fingerprint
 from chainstore.model.frame import crc32c
 from chainstore.odb.record import SUITE_NONE, SUITE_V1
@@ -25,6 +26,9 @@ KNOWN_EXTENSIONS: frozenset[str] = frozenset()
 RESERVE_BYTES = 1 << 20
 _LIMIT = 1 << 20
 _HEAL = "restore it from format.bak or from a copy of the repository"
+
+_UUID = re.compile("[0-9a-f]{32}")
+_NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # what JSON of others leads to
 
 T = TypeVar("T")
 
@@ -75,16 +79,15 @@ class Format:
         """
         try:
             fields = json.loads(data)
-            check = fields.pop("check")
-            version = fields["chainstore"]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if fields.pop("check") != _check(fields):
+                raise Malformed("format", "checksum")
+            version, suite = fields["chainstore"], fields.get("suite")
+            if version != VERSION or suite not in (SUITE_NONE, SUITE_V1):
+                raise FormatTooNew(f"format {version}, suite {suite}", "read")
+            extensions = tuple((str(name), _flags(flags)) for name, flags in fields["extensions"].items())
+            return cls(bytes.fromhex(fields["repo"]), suite, int(fields["chunk"]), extensions, version)
+        except _NOT_OURS as error:
             raise Malformed("format", f"not the JSON it should be ({error})") from error
-        if check != _check(fields):
-            raise Malformed("format", "checksum")
-        if version != VERSION or fields["suite"] not in (SUITE_NONE, SUITE_V1):
-            raise FormatTooNew(f"format {version}, suite {fields['suite']}", "read")
-        extensions = tuple((name, tuple(flags)) for name, flags in fields["extensions"].items())
-        return cls(bytes.fromhex(fields["repo"]), fields["suite"], fields["chunk"], extensions, version)
 
     def check_extensions(self, *, writing: bool) -> None:
         """Refuse what an extension that we do not know forbids.
@@ -140,7 +143,10 @@ class Layout:
     def create(self) -> None:
         """Make the folders."""
         for folder in (self.root, self.log, self.packs, self.leases, self.quarantine, self.index_root):
-            fs.make_dirs(folder)
+            try:
+                fs.make_dirs(folder)
+            except FileExistsError as error:
+                raise AlreadyExists(f"{error.filename} is not a directory", hint="choose another directory") from None
         with fs.open_file(self.root / "reserve", write=True, create=True) as file:
             file.preallocate(RESERVE_BYTES)
 
@@ -202,11 +208,28 @@ class Layout:
         hint = "`chain rebuild-index` makes it anew from the log and the packs"
         try:
             fields = json.loads(fs.read_all(self.root / "index.owner", _LIMIT))
-            return Owner(str(fields["uuid"]), int(fields["inode"]), str(fields["host"]))
+            if not _UUID.fullmatch(fields["uuid"]):
+                raise ValueError("the name of the index")
+            return Owner(fields["uuid"], int(fields["inode"]), str(fields["host"]))
         except FileNotFoundError:
             raise Damaged(f"{self.root} has no index", hint=hint) from None
-        except (ValueError, KeyError, TypeError) as error:
+        except _NOT_OURS as error:
             raise Damaged(f"index.owner is malformed ({error})", hint=hint) from error
+
+    def complete(self) -> None:
+        """Write the file or the backup that a process which died did not come to; a damaged one is left to be seen."""
+        for name in ("format", "keyring"):
+            found = [path for path in (self.root / name, self.root / f"{name}.bak") if path.exists()]
+            if len(found) == 1:
+                missing = self.root / (name if found[0].suffix else f"{name}.bak")
+                fs.write_atomic(missing, fs.read_all(found[0], _LIMIT))
+
+    def owner_stamp(self) -> object:
+        """Return what changes whenever another index is put in force; cheap."""
+        try:
+            return fs.inode_of(self.root / "index.owner")
+        except FileNotFoundError:
+            return None
 
     def write_owner(self, owner: Owner) -> None:
         fs.write_atomic(self.root / "index.owner", owner.to_bytes())
@@ -219,6 +242,13 @@ class Layout:
                 return parse(fs.read_all(self.root / f"{name}.bak", _LIMIT))
             except (FileNotFoundError, Malformed):
                 raise Malformed(name, f"{error}; its backup is no better", -1) from error
+
+
+def _flags(flags: object) -> tuple[bool, bool, bool]:
+    match flags:
+        case [bool(read), bool(write), bool(gc)]:
+            return read, write, gc
+    raise ValueError("an extension says what it forbids with three booleans")
 
 
 def _check(fields: dict[str, object]) -> str:

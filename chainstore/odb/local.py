@@ -11,10 +11,12 @@ What is written when is in docs/design.md; the short of it:
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from chainstore.codecs.base import RAW_TAGS
+from chainstore.crypto.keyring import Keyring
 from chainstore.errors import (
     ChainError,
     Conflict,
@@ -30,21 +32,29 @@ from chainstore.errors import (
 )
 from chainstore.ids import Kind, ObjectId
 from chainstore.leases import publish_lock
-from chainstore.model.change import Change, Checkpoint, PackGrown, SetRef, Target, decode_changes, encode_changes
-from chainstore.model.frame import MAX_HEADER_BYTES, Line, is_record_kind, parse_header
-from chainstore.odb.batch import Benches, LocalBatch
+from chainstore.model.change import (
+    Change,
+    Checkpoint,
+    PackGrown,
+    SetKeyring,
+    SetRef,
+    Target,
+    decode_changes,
+    encode_changes,
+)
+from chainstore.model.frame import MAX_DEPTH, MAX_HEADER_BYTES, MAX_PAYLOAD, Header, Line, is_record_kind, parse_header
+from chainstore.odb.batch import Bench, Benches, LocalBatch
 from chainstore.odb.layout import Format, Layout, Owner
 from chainstore.odb.overlay import Overlay
 from chainstore.odb.record import Sealer
 from chainstore.odb.rows import INLINE_BYTES, Editor, Placed, RefRow, Rows, View
 from chainstore.storage import fs
 from chainstore.storage.index import Index
-from chainstore.storage.log import BEGINNING, SEGMENT_BYTES, Log, Position
-from chainstore.storage.pack import PACK_BYTES, PackDir, PackWriter, scan
+from chainstore.storage.log import BEGINNING, Log, Position
+from chainstore.storage.pack import PackDir, PackWriter, is_crowded, scan
 
 VERIFY_ALWAYS_BYTES = 64 << 20  # an index up to this size is walked at every writing open (7-10 ms a MB)
 _TAKE_OVER_TRIES = 8
-_CROWDED = PACK_BYTES - (4 << 20)  # a pack this full is not taken over
 _ROOM_PER_RECORD = 1024  # index bytes for an object's rows, small records apart
 _ROOM = 1 << 20
 _SPARE_PAGES = 48
@@ -95,8 +105,11 @@ class LocalDatabase:
         self._overlay: Overlay | None = None
         self._lock = threading.RLock()
         self._idle: list[PackWriter] = []
+        self._left: list[Index] = []
         self._suspect: set[ObjectId] = set()
         self._refs_checked_at = b""
+        self._owner_stamp: object = None
+        self._in_doubt = False  # whether the log may hold a line whose publishing failed
         self._pid = os.getpid()
 
     @property
@@ -113,6 +126,7 @@ class LocalDatabase:
         Raises:
             Damaged: the table of refs is not whole.
         """
+        self._catch_up()
         with self._index.read() as rows:
             view = View(self._seen(rows), self.sealer)
             position = view.position()
@@ -145,15 +159,43 @@ class LocalDatabase:
             IdMismatch: missing, or not what was stored; `out` then holds nothing of use.
         """
         try:
-            return self._read(id, out)
+            return self._read(id, out, MAX_DEPTH + 1, {})
         except IdMismatch:
             self._suspect.add(id)
             raise
-        except Damaged as error:
+        except (Damaged, WrongRepository) as error:
             self._suspect.add(id)
             raise IdMismatch(str(id), str(error)) from error
 
-    def _read(self, id: ObjectId, out: memoryview | None) -> memoryview:
+    def _read(self, id: ObjectId, out: memoryview | None, below: int, known: dict[ObjectId, memoryview]) -> memoryview:
+        """Return an object whose record has less depth than `below`; `known` holds the bases read so far."""
+        bench = self.benches.take("auto")
+        try:
+            header, payload = self._fetch(bench, id)
+            if header.depth >= below:
+                raise IdMismatch(str(id), "it is no base for what refers to it")
+            for base in header.bases:
+                if base not in known:
+                    known[base] = self._read_base(base, header.depth, known)
+            target = out if out is not None else memoryview(bytearray(header.plain_len))
+            if len(target) != header.plain_len:
+                raise IdMismatch(str(id), f"it has {header.plain_len} bytes where {len(target)} are wanted")
+            self._decode(bench, header, payload, target, [known[base] for base in header.bases])
+        finally:
+            self.benches.give_back(bench)
+        if self.sealer.id(Kind(header.kind), target) != id:
+            raise IdMismatch(str(id), "its bytes do not hash to its id")
+        return target
+
+    def _read_base(self, id: ObjectId, below: int, known: dict[ObjectId, memoryview]) -> memoryview:
+        try:
+            return self._read(id, None, below, known)
+        except (Damaged, WrongRepository):
+            self._suspect.add(id)
+            raise
+
+    def _fetch(self, bench: Bench, id: ObjectId) -> tuple[Header, memoryview]:
+        """Return header and sealed payload of an object's record, which lies in the bench's memory."""
         with self._index.read() as rows:
             view = View(self._seen(rows), self.sealer)
             place = view.place(id)
@@ -161,32 +203,28 @@ class LocalDatabase:
                 raise IdMismatch(str(id), "it is not in the store")
             inline = view.inline(id)
             pack = view.pack(place.pack).pack if inline is None else b""
-        bench = self.benches.take("auto")
-        try:
-            if inline is None:
-                record = bench.room("record", place.length)
-                got = self.packs.read_into(pack, place.offset, record)
-                record = record[:got]
-            else:
-                record = memoryview(inline)
-            header = parse_header(record[:MAX_HEADER_BYTES], "record", place.offset)
-            if header.id != id or len(record) < header.header_bytes + header.stored_len:
-                raise IdMismatch(str(id), "another record stands in its place")
-            payload = record[header.header_bytes : header.header_bytes + header.stored_len]
-            target = out if out is not None else memoryview(bytearray(header.plain_len))
-            if len(target) != header.plain_len:
-                raise IdMismatch(str(id), f"it has {header.plain_len} bytes where {len(target)} are wanted")
-            plain_codec = header.codecs == bytes(4) and not header.bases
-            room = target if plain_codec and self.sealer.encrypted else bench.room("opened", header.stored_len)
-            encoded = self.sealer.open(header, payload, room)
-            if encoded.obj is not target.obj or not plain_codec:
-                bases = [self.read(base) for base in header.bases]
-                bench.decoder.decode(header.codecs, encoded, target, bases)
-            if self.sealer.id(Kind(header.kind), target) != id:
-                raise IdMismatch(str(id), "its bytes do not hash to its id")
-            return target
-        finally:
-            self.benches.give_back(bench)
+        if inline is not None:
+            record = memoryview(inline)
+        else:
+            record = bench.room("record", min(place.length, MAX_PAYLOAD + MAX_HEADER_BYTES))
+            record = record[: self.packs.read_into(pack, place.offset, record)]
+        header = parse_header(record[:MAX_HEADER_BYTES], "record", place.offset)
+        end = header.header_bytes + header.stored_len
+        if header.id != id or not is_record_kind(header.kind) or len(record) < end:
+            raise IdMismatch(str(id), "another record stands in its place")
+        return header, record[header.header_bytes : end]
+
+    def _decode(
+        self, bench: Bench, header: Header, payload: memoryview, target: memoryview, bases: list[memoryview]
+    ) -> None:
+        """Fill `target` with the plain bytes of a record; nothing proves them yet."""
+        raw = header.codecs == RAW_TAGS and not bases
+        if raw and self.sealer.sealed_bytes(len(target)) != len(payload):
+            raise IdMismatch(str(header.id), "its record has another length than it says")
+        into_target = raw and self.sealer.encrypted
+        encoded = self.sealer.open(header, payload, target if into_target else bench.room("opened", len(payload)))
+        if not into_target:
+            bench.decoder.decode(header.codecs, encoded, target, bases)
 
     def refs(self) -> list[RefRow]:
         """Return every ref that exists, sorted by name."""
@@ -212,13 +250,25 @@ class LocalDatabase:
             for id, _ in View(self._seen(rows), self.sealer).objects():
                 yield id
 
+    def _catch_up(self) -> None:
+        """Before a look: go over to the index in force, and finish what a failing disk left in doubt."""
+        with suppress(ChainError):  # what we have is still readable
+            stamp = self.layout.owner_stamp()
+            if stamp != self._owner_stamp:
+                with self._lock:
+                    self._follow_owner()
+                self._owner_stamp = stamp
+            if self._in_doubt:
+                self.settle()
+
     def _seen(self, rows: Rows) -> Rows:
-        if self._overlay is None:
+        overlay = self._overlay  # another thread may drop it
+        if overlay is None:
             return rows
-        if View(rows, self.sealer).position().seq >= self._overlay.seq:
+        if View(rows, self.sealer).position().seq >= overlay.seq:
             self._overlay = None
             return rows
-        return self._overlay.over(rows)
+        return overlay.over(rows)
 
     # -- writing
 
@@ -231,35 +281,51 @@ class LocalDatabase:
         self._must_write()
         return LocalBatch(self.sealer, self.benches, codec or "auto", self.has, self._take_pack)
 
-    def publish(self, batch: LocalBatch | None, changes: Sequence[Change]) -> int:
+    def publish(self, batch: LocalBatch | None, changes: Sequence[Change], *, parents: Sequence[ObjectId] = ()) -> int:
         """Make a batch and `changes` durable and visible in one step; return the number of the log line.
+
+        Args:
+            parents: commits that a new one descends from.
 
         Raises:
             RefConflict: a ref is not where a `SetRef` expects it.
+            SnapshotForgotten: gc has begun to take what a ref or a new commit would lead to.
             GoneMeanwhile: an object that the batch relied on is no longer there.
             Locked: another process published all the time.
             StoreFull, StorageError: nothing was published, unless the message says that nobody knows.
         """
         self._must_write()
         if batch is not None:
-            batch.finish_full()
-            batch.sync()
+            batch.finish()
         with self._publishing() as position:
-            growth = batch.growth() if batch is not None else []
             with self.view() as view:
-                self._check(view, batch, changes)
-            records = batch.records if batch is not None else _no_records
-            return self._publish(position, [*growth, *changes], records).seq
+                _check_refs(view, changes)
+                _check_marks(view, [*parents, *(c.new for c in changes if isinstance(c, SetRef))])
+                if batch is not None:
+                    _check_batch(view, batch)
+            if batch is None:
+                return self._publish(position, changes, _no_records).seq
+            seq = self._publish(position, [*batch.growth(), *changes], batch.records).seq
+            self._suspect -= batch.stored.keys()  # they were stored anew
+            return seq
+
+    def change_keyring(self, change: Callable[[Keyring], Keyring]) -> None:
+        """Put what `change` makes of the key slots in force in their place; durable when it returns."""
+        self._must_write()
+        with self._publishing() as position:
+            keyring = change(self.layout.read_keyring())
+            self.layout.write_keyring(keyring)
+            self._publish(position, [SetKeyring(keyring.number)], _no_records)
 
     def retire_batch(self, batch: LocalBatch) -> None:
         """Take back the packs of a batch, published or not, for the next one."""
         with self._lock:
             for pack in batch.packs:
-                pack.rest()
-                if pack.end < _CROWDED:
-                    self._idle.append(pack)
-                else:
+                if pack.crowded or not pack.file.trusted:
                     pack.close()
+                else:
+                    pack.rest()
+                    self._idle.append(pack)
             batch.forget_packs()
 
     def settle(self) -> None:
@@ -274,7 +340,9 @@ class LocalDatabase:
                 pack.close()
             self._idle.clear()
             self.packs.close()
-            self._index.close()
+            for index in (*self._left, self._index):
+                index.close()
+            self._left.clear()
 
     @contextmanager
     def _publishing(self) -> Iterator[Position]:
@@ -286,14 +354,15 @@ class LocalDatabase:
     def _settle(self) -> Position:
         self._follow_owner()
         position = self._position()
-        if self.log.ends_at(position):
-            return position
-        self.log.check(position)
-        ahead = list(self.log.after(position))
-        for at, line in ahead:
-            self._redo(at, line)
-            position = at
-        self.log.cut(position)
+        if not self.log.ends_at(position):
+            self.log.check(position)
+            self.log.sync(position)  # or the index could come to know a line that a power cut takes from the log
+            for at, line in list(self.log.after(position)):
+                self._redo(at, line)
+                position = at
+            self.log.cut(position)
+        self.log.drop_before(position.segment)
+        self._in_doubt = False
         return position
 
     def _redo(self, at: Position, line: Line) -> None:
@@ -329,25 +398,10 @@ class LocalDatabase:
         except FileNotFoundError:
             raise Damaged(f"pack {name} is missing") from None
 
-    def _check(self, view: View, batch: LocalBatch | None, changes: Sequence[Change]) -> None:
-        for change in changes:
-            if isinstance(change, SetRef):
-                row = view.ref(change.name)
-                found = row.target if row is not None else None
-                if found != change.old:
-                    raise RefConflict(change.name, _text(change.old), _text(found))
-                if isinstance(change.new, ObjectId):
-                    mark = view.mark(change.new)
-                    if mark is not None and mark.swept:
-                        raise SnapshotForgotten(f"commit {change.new.short} was forgotten by {mark.policy}")
-        gone = [id for id in batch.relied if view.place(id) is None] if batch is not None else []
-        if gone:
-            raise GoneMeanwhile(f"{len(gone)} objects that this commit relied on were collected meanwhile")
-
     def _publish(
         self, position: Position, changes: Sequence[Change], records: Callable[[PackGrown], list[Placed]]
     ) -> Position:
-        if position.end > SEGMENT_BYTES:
+        if self.log.is_full(position):
             position = self._start_segment(position)
         time_us = self.around.now_us()
         body = encode_changes(time_us, changes)
@@ -358,11 +412,13 @@ class LocalDatabase:
             at = self.log.append(line, position)
             with self._index.write() as rows:
                 Editor(rows, self.sealer).apply(at, line, time_us, changes, records)
-        except BaseException:
-            if self._index_holds(line.seq):
-                return at  # the index has it, so it happened, whatever else went wrong
-            self._undo(position)
-            raise
+        except BaseException as error:
+            if not self._index_holds(line.seq):
+                self._undo(position)
+                raise
+            if not isinstance(error, Exception):
+                raise  # Ctrl-C, just after it happened
+            # the index has it, so it happened, whatever else went wrong
         return at
 
     def _start_segment(self, position: Position) -> Position:
@@ -374,30 +430,32 @@ class LocalDatabase:
         try:
             at = self.log.append(line, position, new_segment=True)
             with self._index.write() as rows:
-                editor = Editor(rows, self.sealer)
-                editor.apply(at, line, time_us, [point], _no_records)
-                editor.forget_lines_before(at.seq)
+                Editor(rows, self.sealer).apply(at, line, time_us, [point], _no_records)
         except BaseException:
-            self._undo(position)
+            if not self._index_holds(line.seq):
+                self._undo(position)
             raise
         self.log.drop_before(at.segment)
         return at
 
     def _index_holds(self, seq: int) -> bool:
+        """Whether the line joined the index.
+
+        Raises:
+            StorageError: the index cannot be read: the line is left in the log, and nobody knows.
+        """
         try:
             return self._position().seq >= seq
-        except ChainError:
-            return False
+        except ChainError as error:
+            self._in_doubt = True
+            raise _unknown(error) from error
 
     def _undo(self, position: Position) -> None:
         try:
             self.log.cut(position)
         except ChainError as error:
-            raise StorageError(
-                f"the disk failed while a commit was published, and again while it was undone ({error}): its outcome "
-                "is unknown",
-                hint="look at `chain log` before you commit again",
-            ) from error
+            self._in_doubt = True
+            raise _unknown(error) from error
 
     def _position(self) -> Position:
         with self._index.read() as rows:
@@ -407,9 +465,14 @@ class LocalDatabase:
         """Go over to the index that is in force, if it is another than ours."""
         owner = self.layout.read_owner()
         if owner.uuid != self._owner.uuid:
-            index = Index.open(self.layout.index(owner.uuid))
-            self._index.close()
-            self._index, self._owner = index, owner
+            index = Index.open(self.layout.index(owner.uuid), readonly=self.readonly)
+            try:
+                _check_repository(self, index)
+            except BaseException:
+                index.close()
+                raise
+            self._left.append(self._index)  # other threads may be reading it
+            self._index, self._owner, self._overlay, self._refs_checked_at = index, owner, None, b""
 
     def _take_pack(self) -> PackWriter:
         """Return a pack to append to: one that this process used before, one that rests, or a new one."""
@@ -419,7 +482,7 @@ class LocalDatabase:
                 writer = self._resume(view, idle.name, idle.file) if self._relock(idle) else None
                 if writer is not None:
                     return writer
-                idle.close()
+                idle.close()  # somebody else has it now, or it is full
             for name in _resting(view):
                 file = self.packs.take_over(name)
                 writer = self._resume(view, name, file) if file is not None else None
@@ -433,7 +496,7 @@ class LocalDatabase:
     def _resume(self, view: View, name: bytes, file: fs.File) -> PackWriter | None:
         number = view.pack_number(name)
         line = view.pack(number) if number is not None else None
-        if line is not None and (line.contents or line.retired or line.length >= _CROWDED):
+        if line is not None and (line.contents or line.retired or is_crowded(line.length)):
             file.close()
             return None
         return self.packs.resume(name, file, line.length if line is not None else 0)
@@ -450,17 +513,28 @@ class LocalDatabase:
         Raises:
             Damaged: the log lacks what was acknowledged, or the index is ahead of it.
         """
-        position = self._position()
-        self.log.check(position)
-        if self.log.ends_at(position):
+        if self.readonly:
+            while not self._attach_for_reading():
+                pass
             return
-        if not self.readonly:
-            self.settle()
-            return
-        ahead = list(self.log.after(position))
-        if ahead:
-            with self._index.read() as rows:
-                self._overlay = Overlay.of(rows, self.sealer, ahead, self.read_records)
+        with self._lock, publish_lock(self.layout.leases, self.around.who):
+            self._follow_owner()
+            self.log.check(self._position())
+            self._settle()
+
+    def _attach_for_reading(self) -> bool:
+        """Apply in memory what the log has and the index has not; False: somebody published meanwhile, look again."""
+        with self._index.read() as rows:
+            position = View(rows, self.sealer).position()
+            try:
+                self.log.check(position)
+                ahead = [] if self.log.ends_at(position) else list(self.log.after(position))
+                self._overlay = Overlay.of(rows, self.sealer, ahead, self.read_records) if ahead else None
+            except Damaged:
+                if self._position() == position:
+                    raise
+                return False
+        return True
 
 
 def create_local(
@@ -503,17 +577,18 @@ def open_local(
         Damaged: the index is missing or broken, or does not fit the log; `rebuild-index` heals it.
         WrongRepository, StaleKeyring: files of another repository or of another time lie here.
     """
-    owner = layout.read_owner()
-    path = layout.index(owner.uuid)
     if readonly:
-        owner = _known_inode(layout, path, owner, around, adopt=False)
+        index, owner = _open_for_reading(layout, around)
     else:
-        with publish_lock(layout.leases, around.who) as unclean:
-            small = _size(path) <= VERIFY_ALWAYS_BYTES
-            if small or unclean:
+        fs.make_dirs(layout.leases)  # a copy may lack it
+        with publish_lock(layout.leases, around.who) as unclean:  # nobody puts another index in force meanwhile
+            layout.complete()
+            owner = layout.read_owner()
+            path = layout.index(owner.uuid)
+            if unclean or _size(path) <= VERIFY_ALWAYS_BYTES:
                 _walk(path)
             owner = _known_inode(layout, path, owner, around, adopt=True)
-    index = Index.open(path, readonly=readonly)
+            index = Index.open(path)
     db = LocalDatabase(layout, sealer, index, owner, around, readonly=readonly)
     try:
         _check_identity(db, format, keyring_number)
@@ -539,6 +614,19 @@ def _make_spare_pages(index: Index) -> None:
             out.delete("meta", b"spare" + row)
     with index.write() as out:  # a page that was freed is used again only two transactions later
         out.put("meta", b"spare", b"")
+
+
+def _open_for_reading(layout: Layout, around: Surroundings) -> tuple[Index, Owner]:
+    while True:
+        owner = layout.read_owner()
+        path = layout.index(owner.uuid)
+        try:
+            owner = _known_inode(layout, path, owner, around, adopt=False)
+            return Index.open(path, readonly=True), owner
+        except Damaged:
+            if layout.read_owner().uuid == owner.uuid:
+                raise
+            # else it was rebuilt meanwhile
 
 
 def _known_inode(layout: Layout, path: Path, owner: Owner, around: Surroundings, *, adopt: bool) -> Owner:
@@ -573,14 +661,19 @@ def _size(path: Path) -> int:
     return data.stat().st_size if data.exists() else 0
 
 
-def _check_identity(db: LocalDatabase, format: Format, keyring_number: int) -> None:
-    with db._index.read() as rows:
+def _check_repository(db: LocalDatabase, index: Index) -> tuple[bytes, int]:
+    with index.read() as rows:
         repo_id, format_hash, keyring = View(rows, db.sealer).identity()
-    if repo_id != format.repo_id:
+    if repo_id != db.sealer.repo_id:
         raise WrongRepository(
-            f"the index in {db.layout.root} belongs to repository {repo_id.hex()}, not {format.repo_id.hex()}",
+            f"the index in {db.layout.root} belongs to repository {repo_id.hex()}, not {db.sealer.repo_id.hex()}",
             hint="put the right index back, or make one with `chain rebuild-index`",
         )
+    return format_hash, keyring
+
+
+def _check_identity(db: LocalDatabase, format: Format, keyring_number: int) -> None:
+    format_hash, keyring = _check_repository(db, db._index)
     if format_hash != format.hash:
         raise Malformed("format", "it is not the file this repository was last used with")
     if keyring_number < keyring:
@@ -590,10 +683,45 @@ def _check_identity(db: LocalDatabase, format: Format, keyring_number: int) -> N
         )
 
 
+def _check_refs(view: View, changes: Sequence[Change]) -> None:
+    """Refuse to move a ref that is elsewhere by now, or to move one twice."""
+    moved: dict[str, Target] = {}
+    for change in changes:
+        if not isinstance(change, SetRef):
+            continue
+        row = view.ref(change.name)
+        found = moved.get(change.name, row.target if row is not None else None)
+        if found != change.old:
+            raise RefConflict(change.name, _text(change.old), _text(found))
+        moved[change.name] = change.new
+
+
+def _check_marks(view: View, targets: Iterable[Target]) -> None:
+    """Refuse to lead to a commit whose bytes gc has begun to take."""
+    for target in targets:
+        mark = view.mark(target) if isinstance(target, ObjectId) else None
+        if mark is not None and mark.swept:
+            raise SnapshotForgotten(f"commit {mark.commit.short} was forgotten by {mark.policy}")
+
+
+def _check_batch(view: View, batch: LocalBatch) -> None:
+    """Refuse a batch that relies on objects which are gone, or whose bases are."""
+    gone = [id for id in batch.relied if view.place(id) is None]
+    stored = batch.stored
+    for header in stored.values():
+        for base in header.bases:
+            place = view.place(base)
+            depths = [below.depth for below in (stored.get(base), place) if below is not None]
+            if min(depths, default=MAX_DEPTH) >= header.depth:
+                gone.append(base)
+    if gone:
+        raise GoneMeanwhile(f"{len(gone)} objects that this commit relied on were collected meanwhile")
+
+
 def _resting(view: View) -> list[bytes]:
     """Return the names of the newest packs that may be taken over."""
     open_ones = [
-        line.pack for _, line in view.packs() if not (line.contents or line.retired or line.length >= _CROWDED)
+        line.pack for _, line in view.packs() if not (line.contents or line.retired or is_crowded(line.length))
     ]
     return open_ones[: -_TAKE_OVER_TRIES - 1 : -1]
 
@@ -608,6 +736,14 @@ def _room_for(groups: Iterable[list[Placed]]) -> int:
 
 def _no_records(growth: PackGrown) -> list[Placed]:
     raise Malformed("log line", f"pack {growth.pack.hex()} grew where none can")
+
+
+def _unknown(error: ChainError) -> StorageError:
+    return StorageError(
+        f"the disk failed while a commit was published, and again while it was undone ({error}): its outcome is "
+        "unknown",
+        hint="look at `chain log` before you commit again",
+    )
 
 
 def _text(target: Target) -> str | None:

@@ -5,28 +5,35 @@ A line that the log lost is taken from the old index, where it is kept whole; a 
 of what can be known.  Records whose headers are damaged are skipped and reported.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from chainstore.errors import Damaged, Malformed, StorageError
 from chainstore.ids import ObjectId
 from chainstore.leases import publish_lock
 from chainstore.model.change import Checkpoint, PackGrown, SetRef, decode_changes
-from chainstore.model.frame import LINE_MAGIC, Line, is_record_kind, parse_line
+from chainstore.model.commit import decode_commit
+from chainstore.model.frame import LINE_MAGIC, Header, Line, is_record_kind, parse_line, split_record
+from chainstore.model.tree import Root, page_links
 from chainstore.observe import Observer, Progress
 from chainstore.odb.layout import Format, Layout, Owner
 from chainstore.odb.local import LocalDatabase, Surroundings, open_local
 from chainstore.odb.record import Sealer
-from chainstore.odb.rows import INLINE_BYTES, Editor, Placed, View
+from chainstore.odb.rows import INLINE_BYTES, Editor, Placed, View, is_within
 from chainstore.storage import fs
 from chainstore.storage.index import Index
-from chainstore.storage.log import NO_HASH, Log, Position
+from chainstore.storage.log import BEGINNING, Log
 from chainstore.storage.pack import PackDir, salvage, scan
 
 _ROOM_PER_RECORD = 1024
 _ROOM = 4 << 20
+_RECORDS_PER_TRANSACTION = 10_000
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -67,10 +74,10 @@ def rebuild_index(
     report = RebuildReport()
     with publish_lock(layout.leases, around.who):
         kept = _lines_of_old_index(layout, sealer)
-        chain = _merge(_lines_of_log(Log(layout.log)), kept, sealer, report)
+        chain = _merge(_lines_of_log(Log(layout.log)), kept, sealer, format.hash, report)
         _heal_log(Log(layout.log), chain, report)
         old = _old_owner(layout)
-        owner = _build(layout, format, sealer, keyring_number, around, report, observer)
+        owner = _build(layout, format, sealer, around, report, observer)
         layout.write_owner(owner)
         _remove_old_indexes(layout, old, owner.uuid)
     db = open_local(layout, format, sealer, keyring_number, around, readonly=False)
@@ -79,6 +86,7 @@ def rebuild_index(
         with db.view() as view:
             report.objects = view.object_count()
             report.packs = sum(1 for _ in view.packs())
+            _check_packs(db.packs, view, report)
     finally:
         db.close()
     return report
@@ -119,13 +127,16 @@ def _lines_of_log(log: Log) -> list[Line]:
     return found
 
 
-def _merge(logged: list[Line], kept: dict[int, Line], sealer: Sealer, report: RebuildReport) -> list[Line]:
-    """Return the longest chain of lines that the log and the old index make together."""
+def _merge(
+    logged: list[Line], kept: dict[int, Line], sealer: Sealer, format_hash: bytes, report: RebuildReport
+) -> list[Line]:
+    """Return the longest chain of lines of this repository that the log and the old index make together."""
     by_seq: dict[int, list[Line]] = {}
     for line in [*logged, *kept.values()]:
         by_seq.setdefault(line.seq, []).append(line)
     starts = sorted(
-        (line for lines in by_seq.values() for line in lines if _is_checkpoint(line, sealer)), key=lambda x: x.seq
+        (line for lines in by_seq.values() for line in lines if _is_checkpoint(line, sealer, format_hash)),
+        key=lambda line: line.seq,
     )
     best: list[Line] = []
     for start in starts:
@@ -153,9 +164,11 @@ def _follow(start: Line, by_seq: dict[int, list[Line]]) -> list[Line]:
         chain.append(following[0])
 
 
-def _is_checkpoint(line: Line, sealer: Sealer) -> bool:
+def _is_checkpoint(line: Line, sealer: Sealer, format_hash: bytes) -> bool:
+    """Whether a chain of this repository may start at `line`; without keys, lines of others can be read too."""
     try:
-        return any(isinstance(change, Checkpoint) for change in decode_changes(sealer.open_line(line))[1])
+        changes = decode_changes(sealer.open_line(line))[1]
+        return any(isinstance(change, Checkpoint) and change.format_hash == format_hash for change in changes)
     except Damaged:
         return False
 
@@ -187,68 +200,90 @@ def _build(
     layout: Layout,
     format: Format,
     sealer: Sealer,
-    keyring_number: int,
     around: Surroundings,
     report: RebuildReport,
     observer: Observer,
 ) -> Owner:
     uuid = around.random(16).hex()
-    packs = PackDir(layout.packs)
-    read = _Records(packs, sealer.repo_id, report)
     index = Index.create(layout.index(uuid))
     try:
-        total = sum(Log(layout.log).path(s).stat().st_size for s in Log(layout.log).segments())
-        for at, line in _positions(Log(layout.log)):
-            _apply(index, sealer, at, line, read, first=report.lines == 0, identity=(format, keyring_number))
-            report.lines += 1
-            observer(Progress("rebuild-index", at.end, total))
-        inode = index.inode[1]
+        grown = _replay(Log(layout.log), index, sealer, format, report)
+        _put_records(PackDir(layout.packs), index, sealer, grown, report, observer)
+        return Owner(uuid, index.inode[1], around.host)
     finally:
         index.close()
-        packs.close()
-    return Owner(uuid, inode, around.host)
 
 
-def _positions(log: Log) -> Iterator[tuple[Position, Line]]:
-    first = log.segments()[0]
-    return log.after(Position(0, NO_HASH, first, 0, 0))
+def _replay(log: Log, index: Index, sealer: Sealer, format: Format, report: RebuildReport) -> list[PackGrown]:
+    """Apply every line of the log, but for the records in packs; return how packs grew, in that order."""
+    grown: list[PackGrown] = []
+    for at, line in log.after(BEGINNING):
+        time_us, changes = decode_changes(sealer.open_line(line))
+        index.ensure_room(_ROOM + 2 * line.line_bytes)
+        with index.write() as rows:
+            editor = Editor(rows, sealer)
+            for point in changes if not report.lines else ():
+                if isinstance(point, Checkpoint):
+                    editor.identify(format.repo_id, format.hash, point.keyring)
+                    editor.restore(point, _no_records)
+                    grown += [PackGrown(pack.pack, 0, pack.length, pack.contents) for pack in point.packs]
+            editor.apply(at, line, time_us, changes, _no_records)
+        grown += [change for change in changes if isinstance(change, PackGrown)]
+        report.lines += 1
+    return grown
 
 
-def _apply(
+def _no_records(growth: PackGrown) -> list[Placed]:
+    return []  # they are read when it is known which packs are still there
+
+
+def _put_records(
+    packs: PackDir,
     index: Index,
     sealer: Sealer,
-    at: Position,
-    line: Line,
-    read: Callable[[PackGrown], list[Placed]],
-    *,
-    first: bool,
-    identity: tuple[Format, int],
+    grown: list[PackGrown],
+    report: RebuildReport,
+    observer: Observer,
 ) -> None:
-    time_us, changes = decode_changes(sealer.open_line(line))
-    grown = [change for change in changes if isinstance(change, PackGrown)]
-    if first:
-        grown += [
-            PackGrown(pack.pack, 0, pack.length, pack.contents)
-            for change in changes
-            if isinstance(change, Checkpoint)
-            for pack in change.packs
-            if not pack.retired
-        ]
-    placed = {(growth.pack, growth.start): read(growth) for growth in grown}
-    index.ensure_room(_ROOM + sum(_room(records) for records in placed.values()) + 2 * line.line_bytes)
+    """Put the records of all packs that are not retired, bases before what builds on them, dead ranges left out.
+
+    A base may lie in a later pack than what builds on it, after gc has copied it there.
+    """
+    read = _Records(packs, sealer.repo_id, report)
+    deeper: list[tuple[PackGrown, Placed]] = []
+    total = sum(growth.stop - growth.start for growth in grown)
+    done = 0
+    for growth in grown:
+        for some in _in_parts(read(growth)):
+            deeper += [(growth, placed) for placed in some if placed.header.depth]
+            _put(index, sealer, [(growth, placed) for placed in some if not placed.header.depth], read)
+        done += growth.stop - growth.start
+        observer(Progress("rebuild-index", done, total))
+    deeper.sort(key=lambda item: item[1].header.depth)
+    for some_deeper in _in_parts(deeper):
+        _put(index, sealer, some_deeper, read)
+
+
+def _in_parts(items: Iterable[T]) -> Iterator[list[T]]:
+    """Yield lists of what one transaction takes."""
+    left = iter(items)
+    while part := list(islice(left, _RECORDS_PER_TRANSACTION)):
+        yield part
+
+
+def _put(index: Index, sealer: Sealer, found: list[tuple[PackGrown, Placed]], read: "_Records") -> None:
+    index.ensure_room(_ROOM + sum(_ROOM_PER_RECORD + 2 * len(placed.inline or b"") for _, placed in found))
     with index.write() as rows:
         editor = Editor(rows, sealer)
-        if first:
-            format, keyring_number = identity
-            editor.identify(format.repo_id, format.hash, keyring_number)
-            for change in changes:
-                if isinstance(change, Checkpoint):
-                    editor.restore(change, lambda growth: placed[growth.pack, growth.start])
-        editor.apply(at, line, time_us, changes, lambda growth: placed[growth.pack, growth.start])
-
-
-def _room(records: list[Placed]) -> int:
-    return sum(_ROOM_PER_RECORD + (2 * len(p.inline) if p.inline is not None else 0) for p in records)
+        for growth, placed in found:
+            number = editor.pack_number(growth.pack)
+            line = editor.pack(number) if number is not None else None
+            if number is None or line is None or line.retired or is_within(placed.offset, line.dead):
+                continue
+            known = editor.place(placed.header.id)
+            if known is not None and known.depth == placed.header.depth and not read.is_intact(growth, placed):
+                continue  # it was stored again because one of the two was damaged: this one is
+            editor.put_record(number, placed)
 
 
 class _Records:
@@ -257,36 +292,45 @@ class _Records:
     def __init__(self, packs: PackDir, repo_id: bytes, report: RebuildReport) -> None:
         self._packs, self._repo_id, self._report = packs, repo_id, report
 
-    def __call__(self, growth: PackGrown) -> list[Placed]:
+    def __call__(self, growth: PackGrown) -> Iterator[Placed]:
         name = growth.pack.hex()
-        path = self._packs.path(growth.pack)
-        if not path.exists():
-            self._report.problems.append(f"pack {name} is missing")
-            return []
-        with fs.open_file(path) as file:
-            size = file.size()
-            if size < growth.stop:
-                self._report.problems.append(f"pack {name} has {size} bytes where {growth.stop} were committed")
-            return [
-                Placed(offset, header, self._inline(file, offset, header.record_bytes))
-                for offset, header in self._headers(file, growth, min(size, growth.stop), f"pack {name}")
-                if is_record_kind(header.kind) and header.repo_id == self._repo_id
-            ]
+        try:
+            file = fs.open_file(self._packs.path(growth.pack))
+        except FileNotFoundError:
+            return  # told once, with the packs
+        with file:
+            stop = min(file.size(), growth.stop)
+            for offset, header in self._headers(file, growth, stop, f"pack {name}"):
+                if is_record_kind(header.kind) and header.repo_id == self._repo_id:
+                    yield Placed(offset, header, self._inline(file, offset, header.record_bytes))
 
-    def _headers(self, file: fs.File, growth: PackGrown, stop: int, what: str) -> list:  # type: ignore[type-arg]
+    def is_intact(self, growth: PackGrown, placed: Placed) -> bool:
+        """Whether the payload of a record has the checksum that was stored with it; needs no key."""
+        with fs.open_file(self._packs.path(growth.pack)) as file:
+            data = file.pread(placed.offset, placed.header.record_bytes)
+        try:
+            split_record(memoryview(data), growth.pack.hex(), placed.offset)
+        except Malformed:
+            return False
+        return True
+
+    def _headers(self, file: fs.File, growth: PackGrown, stop: int, what: str) -> list[tuple[int, Header]]:
         try:
             return list(scan(file, growth.start, stop, what))
         except Malformed as error:
             self._report.problems.append(str(error))
-            return [
-                found
-                for found in salvage(file, stop, what)
-                if found[0] >= growth.start and found[0] + found[1].record_bytes <= stop
-            ]
+            return list(salvage(file, growth.start, stop, what))
 
     @staticmethod
     def _inline(file: fs.File, offset: int, nbytes: int) -> bytes | None:
         return file.pread(offset, nbytes) if nbytes <= INLINE_BYTES else None
+
+
+def _check_packs(packs: PackDir, view: View, report: RebuildReport) -> None:
+    for _, line in view.packs():
+        size = packs.size(line.pack)
+        if not line.retired and size < line.length:
+            report.problems.append(f"pack {line.pack.hex()} has {size} bytes where {line.length} were committed")
 
 
 def _remove_old_indexes(layout: Layout, old: str | None, new: str) -> None:
@@ -319,14 +363,14 @@ def _remove_folder(folder: Path) -> None:
 
 
 def _move_lost_refs(db: LocalDatabase, report: RebuildReport) -> None:
-    """Set refs whose commit is gone to the newest one of their reflog that is not."""
+    """Set refs whose snapshot is not complete to the newest one of their reflog that is."""
     changes = []
     for row in db.refs():
-        if not isinstance(row.target, ObjectId) or _readable(db, row.target):
+        if not isinstance(row.target, ObjectId) or _complete(db, row.target):
             continue
         with db.view() as view:
             older = [line.old for line in view.reflog(row.name)]
-        target = next((id for id in older if isinstance(id, ObjectId) and _readable(db, id)), None)
+        target = next((id for id in older if isinstance(id, ObjectId) and _complete(db, id)), None)
         report.problems.append(f"the commit of {row.name}, {row.target.short}, is damaged")
         report.moved[row.name] = (str(row.target), str(target) if target else "nothing")
         changes.append(SetRef(row.name, row.target, target, "rebuild-index: its commit is damaged"))
@@ -334,9 +378,22 @@ def _move_lost_refs(db: LocalDatabase, report: RebuildReport) -> None:
         db.publish(None, changes)
 
 
-def _readable(db: LocalDatabase, id: ObjectId) -> bool:
+def _complete(db: LocalDatabase, commit: ObjectId) -> bool:
+    """Whether a commit and its tree read, and every chunk is stored; a forgotten one needs no more than itself."""
     try:
-        db.read(id)
+        tree = decode_commit(commit, bytes(db.read(commit))).tree
+        with db.view() as view:
+            if view.mark(commit) is not None:
+                return True
+        root = Root.from_bytes(bytes(db.read(tree)))
+        seen = {page for page in (root.state, root.files, root.ranks) if page is not None}
+        stack = list(seen)
+        while stack:
+            links = page_links(bytes(db.read(stack.pop())))
+            stack += [page for page in links.pages if page not in seen]
+            seen.update(links.pages)
+            if not all(db.has(chunk) for chunk in links.chunks):
+                return False
     except Damaged:
         return False
     return True

@@ -154,7 +154,7 @@ class Sealer:
     def ref_key(self, name: str) -> bytes:
         """Return the 32 bytes under which a ref's rows are kept: they show no name."""
         if self._bundle is None:
-            return fingerprint("ref", name.encode())
+            return fingerprint("ref", name.encode("utf-8", "surrogatepass"))
         if self._bundle.name is None:
             raise KeyRequired("this key opens no names of refs")
         return ref_key(self._bundle.name, name)

@@ -317,8 +317,7 @@ class Editor(View):
         """Say what this index belongs to."""
         self._out.put("meta", b"identity", repo_id + format_hash + keyring.to_bytes(8, "little"))
 
-    def forget_lines_before(self, seq: int) -> None:
-        """Drop the lines that a checkpoint sums up."""
+    def _forget_lines_before(self, seq: int) -> None:
         for key in [key for key, _ in self._rows.scan("log") if _SEQ.unpack(key)[0] < seq]:
             self._out.delete("log", key)
 
@@ -346,8 +345,10 @@ class Editor(View):
             case SetKeyring(number):
                 repo_id, format_hash, _ = self.identity()
                 self.identify(repo_id, format_hash, number)
-            case PackGrown() | Incident() | Checkpoint():
-                pass  # packs came first; the others change no row
+            case Checkpoint():
+                self._forget_lines_before(seq)  # it sums them up
+            case PackGrown() | Incident():
+                pass  # packs came first; the other changes no row
 
     def restore(self, point: Checkpoint, records: Records) -> None:
         """Make the rows that a checkpoint stands for, in an index that is still empty."""
@@ -396,6 +397,8 @@ class Editor(View):
             self._out.delete("bases", header.id)
         if placed.inline is not None:
             self._out.put("inline", header.id, placed.inline)
+        elif known is not None:
+            self._out.delete("inline", header.id)  # what was kept of the record before this one
 
     def _put_packs(self, packs: Sequence[PackLine], grown: Sequence[PackGrown], records: Records) -> None:
         """Make the rows of packs and of their records, bases before what builds on them."""
@@ -404,7 +407,7 @@ class Editor(View):
             number = self._put_pack(pack)
             if not pack.retired:
                 dead = self.pack(number).dead
-                found += [(number, placed) for placed in records(growth) if not _within(placed.offset, dead)]
+                found += [(number, placed) for placed in records(growth) if not is_within(placed.offset, dead)]
         for number, placed in sorted(found, key=lambda item: item[1].header.depth):
             self.put_record(number, placed)
 
@@ -462,7 +465,8 @@ class Editor(View):
             self._out.put("config", name, self._sealer.seal_row("config", name, seq, encode([key, value])))
 
 
-def _within(offset: int, ranges: Iterable[tuple[int, int]]) -> bool:
+def is_within(offset: int, ranges: Iterable[tuple[int, int]]) -> bool:
+    """Return whether `offset` lies in one of `ranges`."""
     return any(start <= offset < stop for start, stop in ranges)
 
 

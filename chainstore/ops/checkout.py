@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chainstore.errors import IdMismatch
+from chainstore.errors import IdMismatch, Malformed
 from chainstore.ids import Kind, ObjectId
 from chainstore.model.paths import Path, format_path
 from chainstore.observe import Observer
@@ -78,6 +78,12 @@ def _jobs(destinations: Sequence[Destination]) -> list[_Job]:
     paths: dict[ObjectId, Path] = {}
     for destination in destinations:
         start = 0
+        if destination.entry.nbytes != len(destination.buffer):
+            raise Malformed(
+                "snapshot",
+                f"{format_path(destination.entry.path)!r} has {destination.entry.nbytes} bytes, not "
+                f"{len(destination.buffer)}",
+            )
         own = destination.entry.nbytes > SMALL_BYTES
         for extent in destination.entry.extents:
             target = destination.buffer[start : start + extent.length]

@@ -52,16 +52,18 @@ class _Shared:
     """A chunk that small leaves are being put into."""
 
     spec: Spec | None
-    parts: list[memoryview] = field(default_factory=list)
+    parts: list[bytes] = field(default_factory=list)
     uses: list[tuple[int, int, int, int]] = field(default_factory=list)
     nbytes: int = 0
 
     def add(self, leaf: int, data: memoryview) -> None:
+        """Put the bytes of a small leaf in; they are copied, for they are valid until the next read only."""
         self.uses.append((leaf, 0, self.nbytes, len(data)))
-        self.parts.append(data)
+        self.parts.append(bytes(data))
         self.nbytes += len(data)
 
     def piece(self) -> _Piece:
+        """Return the chunk."""
         data = b"".join(self.parts)
         return _Piece(lambda: data, self.spec, tuple(self.uses))
 
@@ -119,11 +121,15 @@ def write(
         threads=worker_count(threads, max_memory_bytes, total),
         tend=batch.sync_some,
     )
-    entries = [
-        Entry(leaf.path, leaf.node, leaf.spec, tuple(extent for extent in found if extent is not None))
-        for leaf, found in zip(leaves, slots, strict=True)
-    ]
+    entries = [Entry(leaf.path, leaf.node, leaf.spec, _whole(found)) for leaf, found in zip(leaves, slots, strict=True)]
     return Manifest(entries), Stats(total, tally.new, tally.stored)
+
+
+def _whole(slots: Sequence[Extent | None]) -> tuple[Extent, ...]:
+    found = tuple(extent for extent in slots if extent is not None)
+    if len(found) != len(slots):
+        raise AssertionError("every chunk was stored, or an error raised")
+    return found
 
 
 def write_trees(batch: LocalBatch, state: Manifest, files: Manifest) -> tuple[ObjectId, int]:
@@ -161,6 +167,8 @@ def file_leaves(files: Mapping[str, FilePath]) -> list[Leaf]:
         parts = name.split("/")
         if not name or any(part in ("", ".", "..") for part in parts):
             raise InvalidInput(f"{name!r} is no name for a file in a snapshot: use relative names without `..`")
+        if any(other.startswith(f"{name}/") for other in files):
+            raise InvalidInput(f"{name!r} cannot be a file and a folder in one snapshot")
         if not path.is_file():
             raise InvalidInput(f"{path} is not a file")
         executable = bool(path.stat().st_mode & 0o100)

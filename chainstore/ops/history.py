@@ -18,8 +18,9 @@ from chainstore.model.commit import Commit, decode_commit
 from chainstore.odb.local import LocalDatabase
 from chainstore.refs import HEAD, HEADS, TAGS, nearest_names, short_name
 
-_SUFFIX = re.compile(r"~(\d*)|\^(\d*)|@\{([^}]*)\}")
-_AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|w)[a-z]*(?:\s+ago)?")
+_SUFFIX = re.compile(r"~([0-9]{0,9})|\^([0-9]{0,9})|@\{([^}]*)\}")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_AGO = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(s|m|h|d|w)[a-z]*(?:\s+ago)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _PREFIX = re.compile(r"[0-9a-f]{7,64}")
 
@@ -203,7 +204,7 @@ def _step(db: LocalDatabase, id: ObjectId, found: re.Match[str], revision: str) 
 
 def _from_reflog(db: LocalDatabase, name: str, which: str, names: Names, revision: str) -> ObjectId:
     lines = _reflog(db, name, names)
-    if which.isdigit():
+    if _NUMBER.fullmatch(which):
         if int(which) < len(lines):
             target = lines[int(which)].new
             if isinstance(target, ObjectId):

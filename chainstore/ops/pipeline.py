@@ -6,7 +6,7 @@ writing release the GIL, so threads are enough.
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 J = TypeVar("J")
 
@@ -39,7 +39,9 @@ def run(jobs: Iterable[J], work: Callable[[J], None], *, threads: int, tend: Cal
     _Crew(jobs, work, tend).run(threads)
 
 
-class _Crew:
+class _Crew(Generic[J]):
+    """Threads that pull jobs, and one that looks after the device."""
+
     def __init__(self, jobs: Iterable[J], work: Callable[[J], None], tend: Callable[[], bool] | None) -> None:
         self._jobs, self._work, self._tend = iter(jobs), work, tend
         self._lock = threading.Lock()
@@ -70,9 +72,10 @@ class _Crew:
         try:
             while not self._stop.is_set():
                 with self._lock:
-                    job = next(self._jobs, _END)
-                if job is _END:
-                    return
+                    try:
+                        job = next(self._jobs)
+                    except StopIteration:
+                        return
                 self._work(job)
         except BaseException as error:
             self._fail(error)
@@ -88,8 +91,6 @@ class _Crew:
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
-            self._error = self._error or error
+            if self._error is None:
+                self._error = error
         self._stop.set()
-
-
-_END = object()

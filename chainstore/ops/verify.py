@@ -5,26 +5,30 @@ links    quick, and every reachable commit and tree page reads, every chunk they
 data     links, and every reachable chunk reads and hashes to its id
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from chainstore.errors import ChainError, Damaged, IdMismatch, InvalidInput, Malformed
+from chainstore.errors import ChainError, Damaged, IdMismatch, InvalidInput, Malformed, StorageError
 from chainstore.ids import ObjectId
 from chainstore.model.commit import Commit
 from chainstore.model.paths import format_path
-from chainstore.model.tree import Root, read_tree, tree_pages
+from chainstore.model.tree import Root, page_links, read_tree
 from chainstore.observe import Observer, Progress
 from chainstore.odb.layout import Format
 from chainstore.odb.local import LocalDatabase
 from chainstore.odb.rows import View
 from chainstore.ops.history import read_commit
 from chainstore.ops.pipeline import run
+from chainstore.storage import fs
 from chainstore.storage.index import Index
 from chainstore.storage.log import BEGINNING
 
 Level = Literal["quick", "links", "data"]
 LEVELS: tuple[Level, ...] = ("quick", "links", "data")
+_SMALL_FILE_BYTES = 1 << 20
+_TELL_EVERY = 16  # chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
+        """Whether nothing is damaged."""
         return not self.damaged
 
 
@@ -89,16 +94,17 @@ def _try(report: VerifyReport, check: Callable[[], None]) -> None:
 
 def _check_small_files(db: LocalDatabase) -> None:
     for name in ("format", "format.bak"):
-        path = db.layout.root / name
-        if not path.exists():
-            raise Damaged(f"{name} is missing")
-        Format.from_bytes(path.read_bytes())
+        Format.from_bytes(_small_file(db, name))
     if db.sealer.encrypted:
         for name in ("keyring", "keyring.bak"):
-            path = db.layout.root / name
-            if not path.exists():
-                raise Damaged(f"{name} is missing")
-            db.layout.parse_keyring(path.read_bytes())
+            db.layout.parse_keyring(_small_file(db, name))
+
+
+def _small_file(db: LocalDatabase, name: str) -> bytes:
+    try:
+        return fs.read_all(db.layout.root / name, _SMALL_FILE_BYTES)
+    except FileNotFoundError:
+        raise Damaged(f"{name} is missing") from None
 
 
 def _check_index(db: LocalDatabase, report: VerifyReport) -> bool:
@@ -118,7 +124,7 @@ def _check_log(db: LocalDatabase, report: VerifyReport) -> None:
             db.sealer.open_line(line)
             if at.seq > end.seq:
                 break  # not in the index yet: it is settled by the next writer
-            if view.line(at.seq) != line.to_bytes():
+            if at.segment == end.segment and view.line(at.seq) != line.to_bytes():
                 raise Damaged(f"line {at.seq} of the log is another in the index")
             report.lines += 1
         if at.seq < end.seq:
@@ -163,16 +169,22 @@ def _check_reachable(
     chunks: dict[ObjectId, None] = {}
     pages: set[ObjectId] = set()
     commits = list(_commits(db, report, tips))
-    for number, commit in enumerate(commits):
-        observer(Progress("verify", number, len(commits)))
-        for page in _pages(db, report, commit, pages):
-            chunks.update(dict.fromkeys(page))
+    kept = _kept(db, commits)
+    for number, commit in enumerate(kept):
+        observer(Progress("verify", number, len(kept)))
+        _walk(db, report, commit, pages, chunks)
     report.commits, report.pages, report.chunks = len(commits), len(pages), len(chunks)
     bad = _check_places(db, chunks)
     if level == "data":
         bad |= _read_all(db, report, [id for id in chunks if id not in bad], threads, observer)
     if bad:
-        report.damaged += _explain(db, commits, bad)
+        report.damaged += _explain(db, kept, bad)
+
+
+def _kept(db: LocalDatabase, commits: list[Commit]) -> list[Commit]:
+    """Return the commits whose snapshots were not forgotten: of the others, anything may be gone."""
+    with db.view() as view:
+        return [commit for commit in commits if view.mark(commit.id) is None]
 
 
 def _commits(db: LocalDatabase, report: VerifyReport, tips: list[ObjectId]) -> Iterator[Commit]:
@@ -192,25 +204,37 @@ def _commits(db: LocalDatabase, report: VerifyReport, tips: list[ObjectId]) -> I
                 queue.append(parent)
 
 
-def _pages(db: LocalDatabase, report: VerifyReport, commit: Commit, seen: set[ObjectId]) -> Iterator[list[ObjectId]]:
-    """Yield the chunks named by pages that were not seen before."""
-
-    def load(id: ObjectId) -> bytes:
-        return bytes(db.read(id))
-
-    if commit.tree in seen:
-        return
+def _walk(
+    db: LocalDatabase, report: VerifyReport, commit: Commit, seen: set[ObjectId], chunks: dict[ObjectId, None]
+) -> None:
+    """Look at every page of a snapshot that was not seen before, and collect the chunks that they name."""
+    stack = [] if commit.tree in seen else list(_trees(db, report, commit))
     seen.add(commit.tree)
+    while stack:
+        page = stack.pop()
+        if page in seen:
+            continue
+        seen.add(page)
+        try:
+            links = page_links(bytes(db.read(page)), strict=True)
+        except Damaged as error:
+            report.damaged.append(_page_damage(commit, page, error))
+            continue
+        chunks.update(dict.fromkeys(links.chunks))
+        stack += links.pages
+
+
+def _trees(db: LocalDatabase, report: VerifyReport, commit: Commit) -> tuple[ObjectId, ...]:
     try:
-        root = Root.from_bytes(load(commit.tree))
-        for tree in (root.state, root.files, root.ranks):
-            if tree is None or tree in seen:
-                continue
-            seen.update(tree_pages(tree, load))
-            yield [extent.chunk for entry in read_tree(tree, load) for extent in entry.extents]
+        root = Root.from_bytes(bytes(db.read(commit.tree)))
     except Damaged as error:
-        hit = getattr(error, "id", str(commit.tree))
-        report.damaged.append(Damage(f"a page of {commit.short} is damaged: {error}", hit, (str(commit.id),)))
+        report.damaged.append(_page_damage(commit, commit.tree, error))
+        return ()
+    return tuple(tree for tree in (root.state, root.files, root.ranks) if tree is not None)
+
+
+def _page_damage(commit: Commit, page: ObjectId, error: Damaged) -> Damage:
+    return Damage(f"a page of {commit.short} is damaged: {error}", str(page), (str(commit.id),))
 
 
 def _check_places(db: LocalDatabase, chunks: dict[ObjectId, None]) -> dict[ObjectId, str]:
@@ -242,16 +266,22 @@ def _read_all(
 ) -> dict[ObjectId, str]:
     bad: dict[ObjectId, str] = {}
     done = 0
+    lock = threading.Lock()
 
     def read(id: ObjectId) -> None:
         nonlocal done
+        nbytes, why = 0, ""
         try:
-            report.read_bytes += len(db.read(id))
-        except IdMismatch as error:
-            bad[id] = error.why
-        done += 1
-        if done % 16 == 0:
-            observer(Progress("verify", done, len(chunks)))
+            nbytes = len(db.read(id))
+        except (Damaged, StorageError) as error:
+            why = error.why if isinstance(error, IdMismatch) else str(error)
+        with lock:
+            done += 1
+            report.read_bytes += nbytes
+            if why:
+                bad[id] = why
+            if done % _TELL_EVERY == 0:
+                observer(Progress("verify", done, len(chunks)))
 
     run(chunks, read, threads=threads)
     return bad

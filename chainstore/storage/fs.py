@@ -83,6 +83,11 @@ class File:
         if fd >= 0:
             os.close(fd)
 
+    @property
+    def trusted(self) -> bool:
+        """Whether no failure has poisoned this handle."""
+        return self._poison is None
+
     def size(self) -> int:
         """Return the length of the file in bytes."""
         return self._stat().st_size

@@ -6,12 +6,13 @@ A line is durable once `append` returns: that instant is the commit.  Each line 
 so that a line can be neither dropped nor put elsewhere without being seen.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from chainstore.errors import Damaged, Malformed
-from chainstore.model.frame import LINE_MAGIC, Line, parse_line
+from chainstore.model.frame import LINE_HEADER_BYTES, LINE_MAGIC, Line, line_bytes, parse_line
 from chainstore.storage import fs
 
 SEGMENT_BYTES = 64 << 20
@@ -39,18 +40,23 @@ class Log:
         self._directory = directory
 
     def path(self, segment: int) -> Path:
+        """Return where a segment lies."""
         return self._directory / f"{segment:08d}"
 
     def segments(self) -> list[int]:
         """Return the numbers of the segments that exist, oldest first."""
-        return sorted(int(name) for name in fs.list_dir(self._directory) if name.isdigit())
+        try:
+            names = fs.list_dir(self._directory)
+        except FileNotFoundError:
+            return []
+        return sorted(int(name) for name in names if _SEGMENT.fullmatch(name))
 
     def ends_at(self, position: Position) -> bool:
         """Whether nothing follows `position`."""
         segments = self.segments()
         if not segments or segments[-1] != position.segment:
             return False
-        return self.path(position.segment).stat().st_size == position.end
+        return _size(self.path(position.segment)) == position.end
 
     def check(self, position: Position) -> None:
         """Verify that the log still holds the line at `position`.
@@ -59,10 +65,7 @@ class Log:
             Damaged: it is cut short, or another line stands there.
         """
         path = self.path(position.segment)
-        if not path.exists():
-            raise Damaged(f"log segment {position.segment} is missing", hint=_HEAL)
-        with fs.open_file(path) as file:
-            data = file.pread(position.start, position.end - position.start)
+        data = _read(path, position.start, position.end - position.start)
         if len(data) < position.end - position.start:
             raise Damaged(f"the log ends before line {position.seq}, which was acknowledged", hint=_HEAL)
         line = parse_line(memoryview(data), path.name, position.start)
@@ -78,20 +81,36 @@ class Log:
         Raises:
             Damaged: a line in the middle is broken, or the chain of hashes is.
         """
-        for segment in [number for number in self.segments() if number >= max(position.segment, 1)]:
-            path = self.path(segment)
-            data = memoryview(fs.read_all(path, limit=1 << 40))
-            offset = position.end if segment == position.segment else 0
+        segments = [number for number in self.segments() if number >= position.segment]
+        for segment in segments:
+            base = position.end if segment == position.segment else 0
+            data = memoryview(_read(self.path(segment), base, _EVERYTHING))
+            offset = 0
             while offset < len(data):
                 try:
-                    line = parse_line(data[offset:], f"log segment {segment}", offset)
+                    line = parse_line(data[offset:], f"log segment {segment}", base + offset)
                 except Malformed:
-                    if segment == self.segments()[-1] and not _anything_intact(data, offset + 1):
+                    if segment == segments[-1] and not _anything_intact(data, offset + 1):
                         return
                     raise
-                position = _step(position, line, segment, offset)
+                position = _step(position, line, segment, base + offset)
                 yield position, line
-                offset = position.end
+                offset += line.line_bytes
+
+    def sync(self, after: Position) -> None:
+        """Make durable what follows `after`, which the process that wrote it may not have done."""
+        for segment in self.segments():
+            if segment >= after.segment:
+                with fs.open_file(self.path(segment), write=True) as file:
+                    file.fdatasync()
+        fs.sync_dir(self._directory)
+
+    def is_full(self, position: Position) -> bool:
+        """Whether the segment that ends at `position` holds enough beside the checkpoint that it opens with."""
+        if position.end <= SEGMENT_BYTES:
+            return False
+        head = _read(self.path(position.segment), 0, LINE_HEADER_BYTES)
+        return position.end - line_bytes(memoryview(head)) > SEGMENT_BYTES
 
     def append(self, line: Line, after: Position, *, new_segment: bool = False) -> Position:
         """Write `line` behind `after` and make it durable; return where it stands."""
@@ -125,6 +144,23 @@ class Log:
 
 
 _HEAL = "`chain rebuild-index` restores the log from the index"
+_SEGMENT = re.compile(r"[0-9]{8,18}")
+_EVERYTHING = 1 << 62
+
+
+def _read(path: Path, offset: int, length: int) -> bytes:
+    try:
+        with fs.open_file(path) as file:
+            return file.pread(offset, length)
+    except FileNotFoundError:
+        raise Damaged(f"log segment {path.name} is missing", hint=_HEAL) from None
+
+
+def _size(path: Path) -> int:
+    try:
+        return fs.size_of(path)
+    except FileNotFoundError:
+        return -1
 
 
 def _step(before: Position, line: Line, segment: int, offset: int) -> Position:

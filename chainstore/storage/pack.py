@@ -25,8 +25,10 @@ from chainstore.model.frame import (
 from chainstore.storage import fs
 
 PACK_BYTES = 256 << 20  # a pack that would grow past this is closed
+CROWDED_BYTES = 4 << 20  # a pack with less room than this is not taken over
 OPEN_READERS = 64
-_WINDOW = 1 << 20
+_WINDOW = 16 << 10  # of a walk over headers: small records lie many in it, of large ones little more is read
+_SEARCH = 1 << 20
 
 
 class PackWriter:
@@ -50,6 +52,11 @@ class PackWriter:
     def end(self) -> int:
         """Bytes in use, committed or not."""
         return self._end
+
+    @property
+    def crowded(self) -> bool:
+        """Whether too little room is left for another batch."""
+        return is_crowded(self._end)
 
     @property
     def unsynced(self) -> int:
@@ -89,11 +96,11 @@ class PackWriter:
             self._new = False
 
     def rest(self) -> None:
-        """Give up the flock until the pack is wanted again."""
-        self.start = self._end
+        """Give up the flock until the pack is wanted again: somebody else may go on with it meanwhile."""
         self.file.unlock()
 
     def close(self) -> None:
+        """Close the file, which gives up its flock."""
         self.file.close()
 
 
@@ -124,19 +131,23 @@ class PackDir:
     def take_over(self, name: bytes) -> fs.File | None:
         """Return an existing pack, opened for writing with its flock held, or None where somebody else has it."""
         path = self.path(name)
-        if not path.exists():
+        try:
+            file = fs.open_file(path, write=True)
+        except FileNotFoundError:
             return None
-        file = fs.open_file(path, write=True)
         if file.flock(exclusive=True) and file.is_at(path):
             return file
         file.close()
         return None
 
-    def resume(self, name: bytes, file: fs.File, committed: int) -> PackWriter:
-        """Return a writer that goes on at the committed length, cutting off what nobody committed."""
+    def resume(self, name: bytes, file: fs.File, committed: int) -> PackWriter | None:
+        """Return a writer that goes on at the committed length, cutting off what nobody committed.
+
+        None, and `file` closed, where the file is shorter than that: it is damaged, and nothing is added to it.
+        """
         if file.size() < committed:
             file.close()
-            raise Damaged(f"pack {name.hex()} has {file.size()} bytes where {committed} were committed")
+            return None
         file.truncate(committed)
         return PackWriter(name, file, committed, self.path(name).parent)
 
@@ -146,14 +157,25 @@ class PackDir:
 
     def size(self, name: bytes) -> int:
         """Return the bytes of a pack's file; 0 where it is missing."""
-        path = self.path(name)
-        return path.stat().st_size if path.exists() else 0
+        try:
+            return fs.size_of(self.path(name))
+        except FileNotFoundError:
+            return 0
 
     def sync(self, name: bytes) -> None:
-        """Make a pack that another process wrote durable."""
-        with fs.open_file(self.path(name), write=True) as file:
-            file.fdatasync()
-        fs.sync_dir(self.path(name).parent)
+        """Make a pack that another process wrote durable, its name included.
+
+        Raises:
+            Damaged: it is missing.
+        """
+        path = self.path(name)
+        try:
+            with fs.open_file(path, write=True) as file:
+                file.fdatasync()
+        except FileNotFoundError:
+            raise Damaged(f"pack {name.hex()} is missing") from None
+        fs.sync_dir(path.parent)
+        fs.sync_dir(path.parent.parent)
 
     def names(self) -> list[bytes]:
         """Return the name of every pack that lies here, whether the log knows it or not."""
@@ -164,6 +186,7 @@ class PackDir:
         return sorted(found)
 
     def close(self) -> None:
+        """Close every file that is kept open for reading."""
         with self._lock:
             for file in self._readers.values():
                 file.close()
@@ -173,10 +196,10 @@ class PackDir:
         with self._lock:
             file = self._readers.get(name)
             if file is None:
-                path = self.path(name)
-                if not path.exists():
-                    raise Damaged(f"pack {name.hex()} is missing")
-                file = self._readers[name] = fs.open_file(path)
+                try:
+                    file = self._readers[name] = fs.open_file(self.path(name))
+                except FileNotFoundError:
+                    raise Damaged(f"pack {name.hex()} is missing") from None
             self._readers.move_to_end(name)
             if len(self._readers) > OPEN_READERS:
                 # dropped, not closed: another thread may be reading it; the last reference closes it
@@ -205,29 +228,35 @@ def scan(file: fs.File, start: int, stop: int, what: str) -> Iterator[tuple[int,
         offset += header.record_bytes
 
 
-def salvage(file: fs.File, stop: int, what: str) -> Iterator[tuple[int, Header]]:
-    """Yield (offset, header) of every record whose header is intact, skipping over damage."""
-    offset = 0
+def salvage(file: fs.File, start: int, stop: int, what: str) -> Iterator[tuple[int, Header]]:
+    """Yield (offset, header) of every record in [start, stop) whose header is intact, skipping over damage."""
+    offset = start
     while offset < stop:
         try:
             header = parse_header(file.pread(offset, MAX_HEADER_BYTES), what, offset)
         except Malformed:
             offset = _next_record(file, offset + ALIGNMENT, stop)
             continue
-        yield offset, header
+        if offset + header.record_bytes <= stop:
+            yield offset, header
         offset += header.record_bytes
 
 
 def _next_record(file: fs.File, offset: int, stop: int) -> int:
     while offset < stop:
-        window = file.pread(offset, _WINDOW)
+        window = file.pread(offset, _SEARCH)
         found = window.find(RECORD_MAGIC)
         while found >= 0 and found % ALIGNMENT:
             found = window.find(RECORD_MAGIC, found + 1)
         if found >= 0:
             return offset + found
-        offset += _WINDOW
+        offset += _SEARCH
     return stop
+
+
+def is_crowded(length: int) -> bool:
+    """Return whether a pack of `length` bytes has too little room for another batch."""
+    return length > PACK_BYTES - CROWDED_BYTES
 
 
 def _is_name(text: str) -> bool:

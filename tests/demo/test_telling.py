@@ -27,6 +27,13 @@ def test_a_run_is_known_by_what_its_processes_said():
     assert run.line() == "step   2/8   loss 4.00   last commit 0123456789ab (step 1)"
 
 
+def test_a_run_is_within_a_commit_from_its_announcement_to_its_report():
+    run = heard({"event": "step", "step": 4, "loss": 4.0}, {"event": "committing", "step": 4})
+    assert run.committing == 4
+    run.hear({"event": "committed", "step": 4, "id": "0123456789ab", "seconds": 0.02})
+    assert run.committing is None
+
+
 def test_a_step_that_is_computed_again_counts_once():
     run = heard(
         {"event": "step", "step": 1, "loss": 4.5},

@@ -109,10 +109,17 @@ class Chronicle:
     def change(self, what: str, **facts: object) -> Iterator[Change]:
         """Say that a change begins and, durably, that it was acknowledged; the block may add facts."""
         line: Change = {"what": what, **facts}
+        self._write("begin", line)
+        yield line
+        self._write("done", line)
+
+    def deny(self) -> None:
+        """Say that the change that was begun failed: it must not be there."""
+        self._write("denied", {})
+
+    def _write(self, kind: str, line: Change) -> None:
         with open(self.path, "ab", buffering=0) as file:
-            file.write(json.dumps(["begin", line]).encode() + b"\n")
-            yield line
-            file.write(json.dumps(["done", line]).encode() + b"\n")
+            file.write(json.dumps([kind, line]).encode() + b"\n")
             os.fsync(file)
 
     def read(self) -> tuple[list[Change], Change | None]:

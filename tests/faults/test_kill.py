@@ -13,7 +13,7 @@ from tests.faults.children import Child, succeed
 from tests.faults.chronicle import Actor, Chronicle, Refs
 from tests.faults.seeds import base_seed, replayable
 
-KILLS_PER_REPOSITORY = 20
+KILLS_PER_REPOSITORY = 10
 LONGEST_LIFE_SECONDS = 0.06
 STEADY_FROM = 1 << 20  # numbers of the commits of a second writer
 
@@ -79,13 +79,13 @@ class Victim:
         self.refs = after.check(repo, self.refs)
 
 
-def kill(tmp_path: Path, kills: int) -> None:
+def kill(ground: Path, kills: int) -> None:
     seed = base_seed()
     source = random.Random(seed)
     acknowledged = 0
     for number in range(kills):
         if number % KILLS_PER_REPOSITORY == 0:
-            victim = Victim(tmp_path / f"{number}")
+            victim = Victim(ground / f"{number}")
         with replayable(seed, f"kill {number}", victim.path):
             victim.survive(source)
         acknowledged += victim.acknowledged
@@ -93,18 +93,18 @@ def kill(tmp_path: Path, kills: int) -> None:
     assert acknowledged > kills  # the kills came while there was work to lose
 
 
-def test_200_kills_at_random_moments_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    kill(tmp_path, 200)
+def test_200_kills_at_random_moments_lose_nothing_that_was_acknowledged(ground: Path) -> None:
+    kill(ground, 200)
 
 
 @pytest.mark.long
-def test_2000_kills_at_random_moments_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    kill(tmp_path, 2000)
+def test_2000_kills_at_random_moments_lose_nothing_that_was_acknowledged(ground: Path) -> None:
+    kill(ground, 2000)
 
 
-def test_a_child_that_opens_what_its_parent_has_open_sees_and_changes_it(tmp_path: Path) -> None:
-    victim = Victim(tmp_path / "repo")
-    chronicle = Chronicle(tmp_path / "chronicle", "a")
+def test_a_child_that_opens_what_its_parent_has_open_sees_and_changes_it(ground: Path) -> None:
+    victim = Victim(ground / "repo")
+    chronicle = Chronicle(ground / "chronicle", "a")
     with open_repository(victim.path, key=victim.key) as repo:
         Actor(repo, chronicle, random.Random(1), 1).commit("a")
         succeed(lambda: Actor(repo, chronicle, random.Random(1), 2).commit("a"))

@@ -323,7 +323,7 @@ def with_extension(root: Path, name: str, read: bool, write: bool, gc: bool) -> 
     layout = Layout(root)
     layout.create()
     format = Format(os.urandom(16), SUITE_NONE, extensions=((name, (read, write, gc)),))
-    create_local(layout, format, Sealer(format.repo_id, None, os.urandom), 0, _surroundings()).close()
+    create_local(layout, format, Sealer(format.repo_id, None, os.urandom), 0, _surroundings(), head="heads/main", config={}).close()
     layout.write_format(format)
     return root
 

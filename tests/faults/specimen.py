@@ -1,0 +1,148 @@
+"""The specimen: one encrypted repository that is copied and then damaged.
+
+Twelve commits on three branches, three tags, three arrays of 1.5 MiB of which a part of one changes at a time.
+"""
+
+import random
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chainstore.crypto.keys import generate_key_file
+from chainstore.errors import Damaged
+from chainstore.ids import ObjectId
+from chainstore.model.frame import Header
+from chainstore.odb.rows import INLINE_BYTES
+from chainstore.repository import Repository, init
+from chainstore.repository import open as open_repository
+from chainstore.storage import fs
+from chainstore.storage.pack import scan
+from tests.faults.chronicle import same
+
+ARRAYS = ("first", "second", "third")
+ITEMS = 393_216  # of 4 bytes: 1.5 MiB
+CHANGED = 100_000  # items, behind the first MiB
+
+Part = tuple[str, str]  # commit, top-level key
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What lies at a place of a pack.
+
+    Attributes:
+        parts: what cannot be read when it is damaged.
+        matters: whether anything at this very byte does; the checksum of a payload and the padding do not.
+    """
+
+    header: Header
+    parts: frozenset[Part]
+    matters: bool
+
+
+class Specimen:
+    """The repository, and everything that is known of it.
+
+    Attributes:
+        path: never opened again, only copied.
+        states: what each commit must come back as.
+        refs: name -> commit, of branches and tags.
+        yesterday: the index as it was three commits before the end.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder / "specimen"
+        self.key = generate_key_file(folder / "key", random.Random(1).randbytes)
+        self.states: dict[str, State] = {}
+        self.yesterday = folder / "yesterday"
+        with init(self.path, key=self.key, threads=1) as repo:
+            self._fill(repo)
+            self.refs = _refs(repo)
+            self._users = _users(repo, list(self.states))
+        self._records = {file: _records(self.path / file) for file in self.files("packs/*/*")}
+
+    def _fill(self, repo: Repository) -> None:
+        source = np.random.default_rng(7)
+        state: State = {name: source.standard_normal(ITEMS, dtype=np.float32) for name in ARRAYS}
+        for number in range(12):
+            state = dict(state)
+            name = ARRAYS[number % 3]
+            state[name] = state[name].copy()
+            state[name][-CHANGED:] = source.standard_normal(CHANGED, dtype=np.float32)
+            state["small"] = {"step": number, "rng": source.bytes(200), "lr": 0.1**number}
+            branch = ("main", "left", "main", "right")[number % 4]
+            commit = repo.commit(state, f"{number}", branch=branch, step=number, tags=[f"t{number}"] * (number % 4 == 0))
+            self.states[str(commit.id)] = state
+            if number == 8:
+                shutil.copytree(repo._db.index_path, self.yesterday)
+
+    def files(self, pattern: str) -> list[Path]:
+        """Return the files that match, relative to the repository."""
+        return sorted(file.relative_to(self.path) for file in self.path.glob(pattern) if file.is_file())
+
+    @property
+    def index(self) -> Path:
+        """The data file of the index, relative to the repository."""
+        return self.files("index/*/data.mdb")[0]
+
+    def copy(self, folder: Path) -> Path:
+        """Return a fresh copy of the repository, instead of what is in `folder`."""
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self.path, folder, ignore=shutil.ignore_patterns("reserve"))
+        return folder
+
+    def open(self, path: Path, *, readonly: bool = False) -> Repository:
+        return open_repository(path, key=self.key, readonly=readonly, threads=1)
+
+    def hit(self, pack: Path, offset: int) -> Hit:
+        """Return what lies at a place of a pack."""
+        for start, header in self._records[pack]:
+            if start <= offset < start + header.record_bytes:
+                payload_end = start + header.header_bytes + header.stored_len
+                kept_in_index = header.record_bytes <= INLINE_BYTES
+                parts = frozenset() if kept_in_index else self._users.get(header.id, frozenset())
+                return Hit(header, parts, offset < payload_end and not kept_in_index)
+        raise AssertionError(f"nothing at byte {offset} of {pack}")
+
+    def look(self, repo: Repository) -> set[Part]:
+        """Read everything and return what cannot be read.
+
+        Raises:
+            AssertionError: something came back as other bytes, or a ref is elsewhere than it was.
+        """
+        refs = _refs(repo)
+        assert refs == self.refs, f"refs are {refs}, not {self.refs}"
+        return {
+            (id, name) for id, state in self.states.items() for name in state if not _reads(repo, id, name, state[name])
+        }
+
+
+def _reads(repo: Repository, id: str, name: str, wanted: object) -> bool:
+    try:
+        found = repo.snapshot(ObjectId.parse(id))[name]
+    except Damaged:
+        return False
+    assert same(found, wanted), f"{name} of commit {id} came back as other bytes"
+    return True
+
+
+def _refs(repo: Repository) -> dict[str, str]:
+    return {name: str(id) for name, id in {**repo.branches(), **repo.tags()}.items()}
+
+
+def _users(repo: Repository, commits: list[str]) -> dict[ObjectId, frozenset[Part]]:
+    users: dict[ObjectId, set[Part]] = {}
+    for commit in commits:
+        for entry in repo.snapshot(ObjectId.parse(commit)).manifest.entries:
+            for extent in entry.extents:
+                users.setdefault(extent.chunk, set()).add((commit, str(entry.path[0])))
+    return {chunk: frozenset(parts) for chunk, parts in users.items()}
+
+
+def _records(file: Path) -> list[tuple[int, Header]]:
+    with fs.open_file(file) as pack:
+        return list(scan(pack, 0, pack.size(), file.name))
