@@ -44,8 +44,7 @@ def key_for_new(root: Path, key: KeyProvider | None, observer: Observer) -> Chos
         observer(
             Notice(
                 "key-made",
-                f"your key for all repositories is {path}: keep a copy of it elsewhere, "
-                "without it nothing can be read",
+                f"your key for all repositories is {path}: keep a copy of it elsewhere, without it nothing can be read",
             )
         )
         return Chosen(made, f"your key in {path}")
@@ -121,7 +120,6 @@ def _provider(source: config.KeySource) -> KeyProvider:
 
 
 def _make_key(path: Path) -> KeyFile:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         return generate_key_file(path, os.urandom)
     except AlreadyExists:

@@ -21,12 +21,21 @@ from chainstore.model.tree import Entry, Extent, Root, read_tree
 from chainstore.observe import Observer
 from chainstore.odb.local import LocalDatabase
 from chainstore.ops.checkout import fill
+from chainstore.ops.fitting import (
+    group_problems,
+    matched_names,
+    moment_problems,
+    under_live_names,
+    under_stored_names,
+    without_misfits,
+)
 from chainstore.ops.history import first_parents
 from chainstore.refs import nearest_names
 from chainstore.state import Assembly, compare, references, shown_spec
 from chainstore.state.leaf import Destination
 
 Globs = str | Sequence[str] | None
+ROLES = frozenset({"model", "optimizer", "scheduler", "scaler"})
 
 
 @runtime_checkable
@@ -34,7 +43,7 @@ class Loadable(Protocol):
     """What `load_into` fills: modules, optimizers, schedulers, scalers, data loaders."""
 
     def state_dict(self) -> Mapping[str, object]: ...
-    def load_state_dict(self, state_dict: Mapping[str, object]) -> object: ...
+    def load_state_dict(self, state_dict: Any) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +201,7 @@ class Snapshot:
         """
         entry = self._file(name)
         room = memoryview(bytearray(entry.nbytes))
-        self._fill([Destination(entry, room, False)])
+        self._fill([Destination(entry, room, False)], "files")
         return bytes(room)
 
     def load_into(
@@ -210,16 +219,21 @@ class Snapshot:
             objects: modules, optimizers, schedulers, scalers: looked for under "model", "optimizer", "scheduler",
                 "scaler".
             at: other paths for those four: {"model": "model_state"}.
-            strict: refuse when names, dtypes or shapes of a module do not fit.
+            strict: refuse when names, dtypes or shapes of a module, or the parameters of an optimizer, do not fit;
+                else load of a module what fits, and leave an optimizer that does not fit as it is.
             assign: passed on to `Module.load_state_dict`.
             named: objects by the path they were saved under.
 
-        Everything is checked before anything is written.
+        Everything is checked before anything is written.  Names that differ only by the `module.` and `_orig_mod.` of
+        wrappers are matched.
 
         Raises:
             StateMismatch: an object has no place in the snapshot, or does not fit; nothing was written.
             IdMismatch: a chunk is damaged; the objects may be half loaded.
         """
+        unknown = set(at or {}) - ROLES
+        if unknown:
+            raise InvalidInput(f"at= names no {', '.join(sorted(unknown))}; it may name {', '.join(sorted(ROLES))}")
         places = self._places(objects, dict(at or {}))
         places |= {(name,): thing for name, thing in named.items()}
         plans = [self._plan(path, thing, map_location) for path, thing in places.items()]
@@ -237,6 +251,7 @@ class Snapshot:
                 unexpected=result.unexpected_keys,
                 mismatched=result.mismatched,
             )
+        plans = [plan for plan in plans if plan.usable]
         read = self._fill([d for plan in plans for d in plan.assembly.destinations])
         for plan in plans:
             plan.finish(strict, assign)
@@ -270,7 +285,7 @@ class Snapshot:
             tree = root.state if which == "state" else root.files
             return list(read_tree(tree, load, under)) if tree is not None else []
         except IdMismatch as error:
-            raise self._placed(error, f"the names in {self.commit.short}") from error
+            raise self._placed(error, f"the names in {self.commit.short}", which, names=True) from error
 
     def _leaves(self) -> Iterator[Entry]:
         depth = len(self._root)
@@ -302,7 +317,7 @@ class Snapshot:
         entries = self._needed(root)
         assembly = Assembly(entries, root=root, select=select, map_location=map_location)
         if select is not None and not assembly.destinations and not any(select(e.path) for e in entries):
-            raise PathNotFound(f"nothing in {self.commit.short} is selected", self.commit.short)
+            raise PathNotFound("what select and exclude leave", self.commit.short)
         self._fill(assembly.destinations)
         return assembly.build()
 
@@ -319,7 +334,7 @@ class Snapshot:
                 return chosen
             wanted |= more
 
-    def _fill(self, destinations: Sequence[Destination]) -> int:
+    def _fill(self, destinations: Sequence[Destination], which: str = "state") -> int:
         try:
             return fill(
                 self._reading.db(),
@@ -329,21 +344,21 @@ class Snapshot:
                 observer=self._reading.observer,
             )
         except IdMismatch as error:
-            raise self._placed(error, error.path or "") from error
+            raise self._placed(error, error.path or "", which) from error
 
-    def _placed(self, error: IdMismatch, path: str) -> IdMismatch:
-        ancestor = self._good_ancestor(path)
+    def _placed(self, error: IdMismatch, path: str, which: str, *, names: bool = False) -> IdMismatch:
+        ancestor = self._good_ancestor(None if names else path, which)
         return IdMismatch(
             error.id, error.why, path=path, commit=str(self.commit.id), ancestor=str(ancestor) if ancestor else None
         )
 
-    def _good_ancestor(self, path: str) -> ObjectId | None:
-        """Return the nearest ancestor whose bytes at `path` read well."""
+    def _good_ancestor(self, path: str | None, which: str) -> ObjectId | None:
+        """Return the nearest ancestor whose bytes at `path` read well; None asks for its names alone."""
         db = self._reading.db()
         try:
-            keys = parse_path(path)
+            keys = parse_path(path) if path is not None else None
             for commit in first_parents(db, self.commit.id):
-                if commit.id != self.commit.id and _reads_well(db, commit, keys):
+                if commit.id != self.commit.id and _reads_well(db, commit, keys, which):
                     return commit.id
         except (Damaged, InvalidInput):
             return None  # the chain below is damaged too
@@ -381,27 +396,34 @@ class Snapshot:
             raise StateMismatch(f"nothing at {format_path(full)!r} in {self.commit.short}")
         live = thing.state_dict()
         entries = self._needed(full)
-        assembly = Assembly(entries, root=full, into=live, map_location=map_location)
-        if _role(thing) == "model":
-            missing, unexpected, mismatched = compare(entries, live, root=full)
-        else:
-            missing, unexpected, mismatched = [], [], self._group_problems(full, thing)
+        if _role(thing) != "model":
+            assembly = Assembly(entries, root=full, into=live, map_location=map_location)
+            return _Plan(thing, assembly, live, {}, [], [], self._optimizer_problems(full, thing))
+        stored = [entry.path[-1] for entry in entries if entry.path and entry.path[:-1] == full]
+        names = matched_names(stored, live)
+        into = under_stored_names(live, names)
+        assembly = Assembly(entries, root=full, into=into, map_location=map_location)
         prefix = format_path(full) + "/" if full else ""
-        return _Plan(
-            thing, assembly, [prefix + text for text in missing], [prefix + text for text in unexpected], mismatched
-        )
+        found = compare(entries, into, root=full)
+        missing, unexpected, mismatched = ([prefix + text for text in texts] for texts in found)
+        return _Plan(thing, assembly, live, names, missing, unexpected, mismatched)
 
-    def _group_problems(self, path: Path, thing: Loadable) -> list[str]:
-        """Return why the parameter groups of an optimizer do not fit; [] for anything else."""
-        groups = (*path, "param_groups")
-        if _role(thing) != "optimizer" or groups not in self.manifest:
+    def _optimizer_problems(self, path: Path, thing: Loadable) -> list[str]:
+        """Return why the state of an optimizer does not fit; [] for anything else."""
+        if _role(thing) != "optimizer":
             return []
-        stored = self._load(groups, None, None)
-        ours = [len(group["params"]) for group in thing.param_groups]  # type: ignore[attr-defined]
-        theirs = [len(group["params"]) for group in stored]  # type: ignore[attr-defined]
-        if ours == theirs:
-            return []
-        return [f"{format_path(groups)}: groups of {theirs} parameters in the snapshot, of {ours} in the live state"]
+        # a state without a single array is one plain value
+        whole: Any = self._load(path, None, None) if (*path, "param_groups") not in self.manifest else {}
+        stored: Any = whole.get("param_groups", []) if whole else self._load((*path, "param_groups"), None, None)
+        live = thing.param_groups  # type: ignore[attr-defined]
+        problems = group_problems(stored, live, format_path((*path, "param_groups")))
+        states = (*path, "state")
+        shapes: dict[tuple[object, str], tuple[int, ...]] = {
+            (e.path[-2], str(e.path[-1])): e.spec.shape
+            for e in self.manifest.entries
+            if e.spec is not None and e.path[:-2] == states
+        }
+        return problems or moment_problems(shapes, stored, live, format_path(states))
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,14 +432,23 @@ class _Plan:
 
     thing: Loadable
     assembly: Assembly
+    live: Mapping[str, object]
+    names: dict[str, str]  # of the snapshot -> of the object
     missing: list[str]
     unexpected: list[str]
     mismatched: list[str]
+
+    @property
+    def usable(self) -> bool:
+        """Whether any of it may be loaded: of a model what fits, an optimizer whole or not at all."""
+        return _role(self.thing) == "model" or not self.mismatched
 
     def finish(self, strict: bool, assign: bool) -> None:
         state = self.assembly.build()
         assert isinstance(state, Mapping)
         if _role(self.thing) == "model":
+            state = under_live_names(state, self.live, self.names)
+            state = state if strict else without_misfits(state, self.live)
             self.thing.load_state_dict(state, strict=strict, assign=assign)  # type: ignore[call-arg]
         else:
             self.thing.load_state_dict(state)
@@ -451,8 +482,8 @@ class ArraySlice:
         shape = (stop - start, *self._spec.shape[1:])
         row = self._spec.nbytes // len(self) if len(self) else 0
         extents = tuple(_cut(self._entry.extents, start * row, stop * row))
-        part = Entry((), self._entry.node, Spec(self._spec.dtype, shape), extents)
-        assembly = Assembly([part])
+        part = Entry(self._entry.path, self._entry.node, Spec(self._spec.dtype, shape), extents)
+        assembly = Assembly([part], root=part.path)
         self._snapshot._fill(assembly.destinations)
         return assembly.build()
 
@@ -494,12 +525,14 @@ def _role(thing: object) -> str:
     return "scheduler"
 
 
-def _reads_well(db: LocalDatabase, commit: Commit, keys: Path) -> bool:
+def _reads_well(db: LocalDatabase, commit: Commit, keys: Path | None, which: str) -> bool:
     try:
         root = Root.from_bytes(bytes(db.read(commit.tree)))
-        if root.state is None:
-            return False
-        for entry in read_tree(root.state, lambda id: bytes(db.read(id)), keys):
+        tree = root.files if which == "files" else root.state
+        entries = list(read_tree(tree, lambda id: bytes(db.read(id)), keys or ())) if tree is not None else []
+        if keys is None:
+            return bool(entries)
+        for entry in entries:
             if entry.path == keys:
                 for extent in entry.extents:
                     db.read(extent.chunk)

@@ -115,7 +115,6 @@ class _Core:
         while len(self.tips) > 2:
             self.tips.pop(next(iter(self.tips)))
 
-
     @classmethod
     def after_fork(cls) -> None:
         """In a forked child: take a new lock, since the old one may be held by a thread that is not there."""

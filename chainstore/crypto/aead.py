@@ -207,7 +207,7 @@ def ref_key(name_key: bytes | None, name: str) -> bytes:
     Args:
         name_key: `K_name`, or None in an unencrypted repository.
     """
-    return fingerprint("ref", name.encode(), key=name_key)
+    return fingerprint("ref", name.encode("utf-8", "surrogatepass"), key=name_key)
 
 
 def _expand(key: bytes, info: bytes, length: int) -> bytes:

@@ -28,7 +28,8 @@ _LIMIT = 1 << 20
 _HEAL = "restore it from format.bak or from a copy of the repository"
 
 _UUID = re.compile("[0-9a-f]{32}")
-_NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # what JSON of others leads to
+# what JSON of others leads to
+_NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 T = TypeVar("T")
 

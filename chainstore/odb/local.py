@@ -39,6 +39,7 @@ from chainstore.model.change import (
     SetKeyring,
     SetRef,
     Target,
+    Unmark,
     decode_changes,
     encode_changes,
 )
@@ -300,7 +301,7 @@ class LocalDatabase:
         with self._publishing() as position:
             with self.view() as view:
                 _check_refs(view, changes)
-                _check_marks(view, [*parents, *(c.new for c in changes if isinstance(c, SetRef))])
+                _check_marks(view, [*parents, *_led_to(changes)])
                 if batch is not None:
                     _check_batch(view, batch)
             if batch is None:
@@ -623,7 +624,7 @@ def _open_for_reading(layout: Layout, around: Surroundings) -> tuple[Index, Owne
         try:
             owner = _known_inode(layout, path, owner, around, adopt=False)
             return Index.open(path, readonly=True), owner
-        except Damaged:
+        except (Damaged, StorageError):
             if layout.read_owner().uuid == owner.uuid:
                 raise
             # else it was rebuilt meanwhile
@@ -694,6 +695,15 @@ def _check_refs(view: View, changes: Sequence[Change]) -> None:
         if found != change.old:
             raise RefConflict(change.name, _text(change.old), _text(found))
         moved[change.name] = change.new
+
+
+def _led_to(changes: Sequence[Change]) -> Iterator[Target]:
+    """Yield the commits that `changes` lead to, or take back from being forgotten."""
+    for change in changes:
+        if isinstance(change, SetRef):
+            yield change.new
+        elif isinstance(change, Unmark):
+            yield from change.commits
 
 
 def _check_marks(view: View, targets: Iterable[Target]) -> None:

@@ -209,6 +209,7 @@ def _build(
     try:
         grown = _replay(Log(layout.log), index, sealer, format, report)
         _put_records(PackDir(layout.packs), index, sealer, grown, report, observer)
+        _put_kept(index, sealer, _small_records_of_old_index(layout, sealer))
         return Owner(uuid, index.inode[1], around.host)
     finally:
         index.close()
@@ -284,6 +285,53 @@ def _put(index: Index, sealer: Sealer, found: list[tuple[PackGrown, Placed]], re
             if known is not None and known.depth == placed.header.depth and not read.is_intact(growth, placed):
                 continue  # it was stored again because one of the two was damaged: this one is
             editor.put_record(number, placed)
+
+
+def _put_kept(index: Index, sealer: Sealer, kept: Iterator[tuple[bytes, Placed]]) -> None:
+    """Put those small records of the old index that the packs lost, or hold damaged: commits and trees above all."""
+    for some in _in_parts(kept):
+        index.ensure_room(_ROOM + sum(_ROOM_PER_RECORD + 2 * len(placed.inline or b"") for _, placed in some))
+        with index.write() as rows:
+            editor = Editor(rows, sealer)
+            for pack, placed in sorted(some, key=lambda item: item[1].header.depth):
+                number = editor.pack_number(pack)
+                line = editor.pack(number) if number is not None else None
+                if number is None or line is None or line.retired or is_within(placed.offset, line.dead):
+                    continue
+                if placed.offset < line.length and not _is_whole(editor, placed.header.id):
+                    editor.put_record(number, placed)
+
+
+def _is_whole(view: View, id: ObjectId) -> bool:
+    small = view.inline(id)
+    if small is None:
+        return view.place(id) is not None
+    try:
+        split_record(memoryview(small), "index")
+    except Malformed:
+        return False
+    return True
+
+
+def _small_records_of_old_index(layout: Layout, sealer: Sealer) -> Iterator[tuple[bytes, Placed]]:
+    """Yield (pack, record) of what the index in force holds whole, if it can be opened without risk."""
+    try:
+        path = layout.index(layout.read_owner().uuid)
+        if Index.verify_file(path):
+            return
+        with Index.open(path, readonly=True) as index, index.read() as rows:
+            view = View(rows, sealer)
+            packs = {number: line.pack for number, line in view.packs()}
+            for id, data in rows.scan("inline"):
+                place = view.place(id)
+                try:
+                    header, _ = split_record(memoryview(data), "index")
+                except Malformed:
+                    continue  # it was damaged in its pack already when the index got it
+                if place is not None and place.pack in packs and header.repo_id == sealer.repo_id:
+                    yield packs[place.pack], Placed(place.offset, header, data)
+    except (Damaged, StorageError):
+        return  # it is what is being replaced; the packs have to do
 
 
 class _Records:
@@ -372,10 +420,20 @@ def _move_lost_refs(db: LocalDatabase, report: RebuildReport) -> None:
             older = [line.old for line in view.reflog(row.name)]
         target = next((id for id in older if isinstance(id, ObjectId) and _complete(db, id)), None)
         report.problems.append(f"the commit of {row.name}, {row.target.short}, is damaged")
+        if target is None and _readable(db, row.target):
+            continue  # nothing better is left, and what reads of this one is not to be lost sight of
         report.moved[row.name] = (str(row.target), str(target) if target else "nothing")
         changes.append(SetRef(row.name, row.target, target, "rebuild-index: its commit is damaged"))
     if changes:
         db.publish(None, changes)
+
+
+def _readable(db: LocalDatabase, commit: ObjectId) -> bool:
+    try:
+        decode_commit(commit, bytes(db.read(commit)))
+    except Damaged:
+        return False
+    return True
 
 
 def _complete(db: LocalDatabase, commit: ObjectId) -> bool:

@@ -13,10 +13,10 @@ rebuild; so the index can always be made again.
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from chainstore.errors import Damaged, Malformed
-from chainstore.ids import ObjectId, fingerprint
+from chainstore.ids import ID_BYTES, ObjectId, fingerprint
 from chainstore.model.change import (
     Change,
     Checkpoint,
@@ -114,7 +114,7 @@ class View:
         row = self._rows.get("meta", b"state")
         if row is None or len(row) != _STATE.size:
             raise Damaged("the index does not say where it stands", hint="`chain rebuild-index` makes it anew")
-        return Position(*_STATE.unpack(row))
+        return Position(*_unpack(_STATE, row))
 
     def identity(self) -> tuple[bytes, bytes, int]:
         """Return (repository id, hash of the format file, keyring number)."""
@@ -137,7 +137,7 @@ class View:
     def place(self, id: bytes) -> Place | None:
         """Return where an object is, or None."""
         row = self._rows.get("objects", id)
-        return Place(*_PLACE.unpack(row)) if row is not None else None
+        return Place(*_unpack(_PLACE, row)) if row is not None else None
 
     def inline(self, id: bytes) -> bytes | None:
         """Return a small record whole, or None."""
@@ -146,12 +146,12 @@ class View:
     def bases(self, id: bytes) -> tuple[ObjectId, ...]:
         """Return the bases of an object's record."""
         row = self._rows.get("bases", id) or b""
-        return tuple(ObjectId(row[i : i + 32]) for i in range(0, len(row), 32))
+        return tuple(_id(row[i : i + ID_BYTES]) for i in range(0, len(row), ID_BYTES))
 
     def objects(self) -> Iterator[tuple[ObjectId, Place]]:
         """Yield every object and its place, in order of id."""
         for key, value in self._rows.scan("objects"):
-            yield ObjectId(key), Place(*_PLACE.unpack(value))
+            yield _id(key), Place(*_unpack(_PLACE, value))
 
     def object_count(self) -> int:
         return self._rows.count("objects")
@@ -175,15 +175,16 @@ class View:
     def pack_number(self, name: bytes) -> int | None:
         """Return the number of the pack of this name, or None."""
         row = self._rows.get("meta", b"pack" + name)
-        return _NUMBER.unpack(row)[0] if row is not None else None
+        return _unpack(_NUMBER, row)[0] if row is not None else None
 
     @staticmethod
     def _pack_line(row: bytes) -> PackLine:
-        name, length, contents, retired = _PACK.unpack_from(row)
+        name, length, contents, retired = _unpack(_PACK, row[: _PACK.size])
         dead = decode(row[_PACK.size :], what="pack row")
-        if not isinstance(dead, list):
+        numbers = [n for n in dead if isinstance(n, int)] if isinstance(dead, list) else None
+        if numbers is None or len(numbers) % 2:
             raise Malformed("pack row", "dead ranges expected")
-        return PackLine(name, length, contents, tuple(zip(dead[::2], dead[1::2], strict=True)), bool(retired))  # type: ignore[arg-type]
+        return PackLine(name, length, contents, tuple(zip(numbers[::2], numbers[1::2], strict=True)), bool(retired))
 
     # -- refs
 
@@ -213,7 +214,7 @@ class View:
     def _ref_row(self, key: bytes, value: bytes) -> RefRow:
         match decode(self._sealer.open_row("refs", key, value), what="ref"):
             case [str(name), target, int(moves), int(seq)]:
-                return RefRow(name, read_target(target), moves, seq)
+                return RefRow(name, _target(target), moves, seq)
         raise Malformed("ref", "unknown layout")
 
     def reflog(self, name: str) -> list[ReflogLine]:
@@ -238,9 +239,8 @@ class View:
     def _reflog_line(self, key: bytes, value: bytes) -> ReflogLine:
         match decode(self._sealer.open_row("reflog", key, value), what="reflog line"):
             case [str(name), int(ordinal), old, new, int(time_us), str(reason)]:
-                return ReflogLine(
-                    name, _SEQ.unpack(key[-8:])[0], ordinal, read_target(old), read_target(new), time_us, reason
-                )
+                seq = _unpack(_SEQ, key[-_SEQ.size :])[0]
+                return ReflogLine(name, seq, ordinal, _target(old), _target(new), time_us, reason)
         raise Malformed("reflog line", "unknown layout")
 
     # -- the rest
@@ -257,7 +257,7 @@ class View:
     def _mark_line(self, key: bytes, value: bytes) -> MarkLine:
         match decode(self._sealer.open_row("marks", key, value), what="mark"):
             case [int(time_us), str(policy), bool(swept)]:
-                return MarkLine(ObjectId(key), time_us, policy, swept)
+                return MarkLine(_id(key), time_us, policy, swept)
         raise Malformed("mark", "unknown layout")
 
     def config(self) -> dict[str, str]:
@@ -329,7 +329,8 @@ class Editor(View):
                 self._set_config(key, value, seq)
             case Mark(commits, policy):
                 for commit in commits:
-                    self._put_mark(MarkLine(commit, time_us, policy, False), seq)
+                    before = self.mark(commit)
+                    self._put_mark(MarkLine(commit, time_us, policy, before is not None and before.swept), seq)
             case Unmark(commits):
                 for commit in commits:
                     self._out.delete("marks", commit)
@@ -468,6 +469,25 @@ class Editor(View):
 def is_within(offset: int, ranges: Iterable[tuple[int, int]]) -> bool:
     """Return whether `offset` lies in one of `ranges`."""
     return any(start <= offset < stop for start, stop in ranges)
+
+
+def _unpack(layout: struct.Struct, row: bytes) -> tuple[Any, ...]:
+    if len(row) != layout.size:
+        raise Malformed("row of the index", f"it has {len(row)} bytes, not {layout.size}")
+    return layout.unpack(row)
+
+
+def _id(key: bytes) -> ObjectId:
+    if len(key) != ID_BYTES:
+        raise Malformed("row of the index", "a cut-off id")
+    return ObjectId(key)
+
+
+def _target(node: Node) -> Target:
+    try:
+        return read_target(node)
+    except ValueError as error:
+        raise Malformed("row of the index", str(error)) from error
 
 
 def _node(target: Target) -> Node:

@@ -35,7 +35,11 @@ def read_commit(db: LocalDatabase, id: ObjectId) -> Commit:
 
 
 def ancestors(db: LocalDatabase, *starts: ObjectId) -> Iterator[Commit]:
-    """Yield commits and all their ancestors, each once, newest first."""
+    """Yield commits and all their ancestors, each once, newest first.
+
+    A commit never comes before the child that led to it, whatever the clocks said; where clocks disagreed on two sides
+    of a merge, it may come before a child on the other side.
+    """
     seen = set(starts)
     heap: list[tuple[float, int, Commit]] = []
     for order, start in enumerate(starts):
@@ -50,7 +54,6 @@ def ancestors(db: LocalDatabase, *starts: ObjectId) -> Iterator[Commit]:
                 seen.add(parent)
                 count += 1
                 below = read_commit(db, parent)
-                # a parent never comes before its child, whatever the clocks said
                 heapq.heappush(heap, (max(-below.time.timestamp(), -commit.time.timestamp()), count, below))
 
 

@@ -1,9 +1,9 @@
 """The way back: stored entries become a state again, in fresh memory or in that of a live one.
 
-    assembly = Assembly(entries)
-    for destination in assembly.destinations:      # in any order, in parallel
-        destination.buffer[:] = stored bytes of destination.entry
-    state = assembly.build()
+assembly = Assembly(entries)
+for destination in assembly.destinations:      # in any order, in parallel
+    destination.buffer[:] = stored bytes of destination.entry
+state = assembly.build()
 """
 
 from bisect import bisect_left, insort

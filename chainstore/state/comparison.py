@@ -43,9 +43,7 @@ def references(node: Node) -> tuple[Path, ...]:
     Whoever assembles a part of a snapshot hands these along, wherever in the snapshot they lie.
     """
     match node:
-        case [nodes.ALIAS, _, list(target), *_] | [
-            nodes.TENSOR_VIEW | nodes.ARRAY_VIEW, _, _, _, _, _, list(target)
-        ]:
+        case [nodes.ALIAS, _, list(target), *_] | [nodes.TENSOR_VIEW | nodes.ARRAY_VIEW, _, _, _, _, _, list(target)]:
             return (tuple(decode_key(key) for key in target),)
     return ()
 

@@ -1,9 +1,9 @@
 """Leaves: what the walk over a live state yields, and the seam to the libraries whose arrays it holds.
 
-    Leaf         one array, plain value or container of a state: its path, what it is, where its bytes are
-    Source       bytes of a live leaf, readable by range
-    Destination  writable bytes that a stored leaf goes into
-    ArrayAdapter what a library's arrays need to be stored and come back
+Leaf         one array, plain value or container of a state: its path, what it is, where its bytes are
+Source       bytes of a live leaf, readable by range
+Destination  writable bytes that a stored leaf goes into
+ArrayAdapter what a library's arrays need to be stored and come back
 """
 
 from collections.abc import Mapping, Sequence

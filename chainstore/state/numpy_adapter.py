@@ -180,9 +180,7 @@ def _dtype(name: str, node: Node) -> "np.dtype[Any]":
     return dtype
 
 
-def _on(
-    base: Array, dtype: "np.dtype[Any]", shape: tuple[int, ...], steps: tuple[int, ...], offset: int
-) -> Array:
+def _on(base: Array, dtype: "np.dtype[Any]", shape: tuple[int, ...], steps: tuple[int, ...], offset: int) -> Array:
     """Return an array on the memory of `base`, which must contain it."""
     if len(shape) != len(steps) or min(shape, default=0) < 0:
         raise Malformed("entry", "a view of no shape")

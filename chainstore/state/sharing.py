@@ -43,9 +43,7 @@ def squeeze_repeats(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, 
     return tuple(1 if not stride and size > 1 else size for size, stride in zip(shape, strides, strict=True))
 
 
-def sharing_groups(
-    regions: Sequence[Region], overlap: Callable[[Region, Region], bool]
-) -> Iterator[tuple[int, ...]]:
+def sharing_groups(regions: Sequence[Region], overlap: Callable[[Region, Region], bool]) -> Iterator[tuple[int, ...]]:
     """Yield the groups of two and more regions that show common memory, as ascending indices.
 
     Sharing is transitive here: two halves share with each other if somebody shows the whole.
@@ -69,9 +67,7 @@ def sharing_groups(
             yield tuple(sorted(group))
 
 
-def _touching(
-    regions: Sequence[Region], overlap: Callable[[Region, Region], bool]
-) -> Iterator[tuple[Region, Region]]:
+def _touching(regions: Sequence[Region], overlap: Callable[[Region, Region], bool]) -> Iterator[tuple[Region, Region]]:
     placed = sorted(((r.device, *r.bounds(), r) for r in regions), key=lambda place: place[:3])
     active: list[tuple[str, int, int, Region]] = []
     reach: tuple[str, int] = ("", 0)

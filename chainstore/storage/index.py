@@ -359,7 +359,10 @@ class _Environment:
             if env is not None:
                 env.close()
             wanted = self.readonly if readonly is None else readonly
-            self._env, self.tables = self._open_checked(wanted)
+            try:
+                self._env, self.tables = self._open_checked(wanted)
+            except FileNotFoundError as error:  # a rebuild took it away just now
+                raise Damaged(f"there is no index at {self.path}", hint=REBUILD) from error
             self.readonly = wanted
 
     def _open_checked(self, readonly: bool) -> "tuple[lmdb.Environment, dict[str, lmdb._Database]]":
@@ -378,7 +381,7 @@ class _Environment:
         except lmdb.Error as error:
             env.close()
             raise self.failure(error, "open the tables of the index") from error
-        except ChainError:
+        except (ChainError, FileNotFoundError):
             env.close()
             raise
         return env, tables

@@ -1,7 +1,7 @@
 """Children: work done in a forked process, so that it may die.
 
-    ending = run(lambda: rebuild(path))         what it returned, raised, or was killed by
-    child = Child(work); child.kill()           while it works
+ending = run(lambda: rebuild(path))         what it returned, raised, or was killed by
+child = Child(work); child.kill()           while it works
 """
 
 import faulthandler
@@ -62,7 +62,7 @@ class Child:
         return ending
 
     def _read_all(self, deadline: float) -> bytes | None:
-        parts = []
+        parts: list[bytes] = []
         while select.select([self._reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
             part = os.read(self._reading, 1 << 16)
             if not part:

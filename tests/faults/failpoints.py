@@ -95,7 +95,7 @@ class Failpoints:
             write_all(fd, parts, offset)
 
         fs.failpoint = self if not self.torn else self._count_only
-        index._Environment.end = end_here  # type: ignore[method-assign]
+        index._Environment.end = end_here  # type: ignore[method-assign, assignment]
         if self.torn:
             fs._write_all = tear
         try:

@@ -1,6 +1,6 @@
 """Seeds: what was random in a test can be had again.
 
-    CHAIN_TEST_SEED=1234 pytest tests/faults -k kill
+CHAIN_TEST_SEED=1234 pytest tests/faults -k kill
 """
 
 import os

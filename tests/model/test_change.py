@@ -73,7 +73,7 @@ def test_changes_come_back(time_us, found):
 @settings(deadline=None, max_examples=400)
 @given(st.binary(max_size=100) | nodes().map(encode))
 def test_no_bytes_at_all_lead_to_another_error(data):
-    with pytest.raises((Malformed, FormatTooNew)):
+    with suppress(Malformed, FormatTooNew):
         decode_changes(data)
 
 

@@ -18,7 +18,7 @@ from tests.repository.conftest import noise, script
 
 WINDOW = 16
 
-MAKE = '''
+MAKE = """
 import threading
 os.environ["TMPDIR"] = sys.argv[2]
 from chainstore.crypto.keys import Argon2Cost
@@ -57,7 +57,7 @@ db = repo._db
 bundle = db.sealer._bundle
 for secret in [bundle.id, bundle.name, *bundle.data.values(), *bundle.meta.values()]:
     sys.stderr.write("SECRET " + secret.hex() + "\\n")
-'''
+"""
 
 LOOK = """
 import traceback
@@ -103,7 +103,15 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Haystac
     (base / "plain.json").write_text('{"cnryFileContent": "cnryFileText"}')
     before = shared_memory()
     environment = {**os.environ, "CHAIN_CONFIG_DIR": str(settings), "TMPDIR": str(temporary)}
-    command = [sys.executable, "-c", script(MAKE), str(root), str(temporary), str(base / "canary.bin"), str(base / "plain.json")]
+    command = [
+        sys.executable,
+        "-c",
+        script(MAKE),
+        str(root),
+        str(temporary),
+        str(base / "canary.bin"),
+        str(base / "plain.json"),
+    ]
     done = subprocess.run(command, capture_output=True, env=environment, timeout=60)
     told, _, secrets = done.stderr.partition(b"SECRET")
     assert done.returncode == 0, done.stderr.decode()
@@ -132,7 +140,9 @@ def test_no_window_of_a_tensor_is_found(left_behind: tuple[Path, Haystack, list[
 
 def test_the_same_search_finds_them_where_nothing_is_encrypted(tmp_path: Path) -> None:
     with cs.init(tmp_path / "r", encrypt=False, codec="none") as repo:
-        repo.commit({"cnryName": noise(77, 64 << 10)}, "cnryMessage", branch="cnryBranch", metrics={"m": 0.987654321098765})
+        repo.commit(
+            {"cnryName": noise(77, 64 << 10)}, "cnryMessage", branch="cnryBranch", metrics={"m": 0.987654321098765}
+        )
     hay = Haystack(tmp_path / "r")
     for needle in (noise(77, 64 << 10).tobytes()[4_000:4_016], b"cnryName", b"cnryMessage", b"cnryBranch"):
         assert hay.find(needle)
@@ -176,7 +186,10 @@ def test_what_is_said_without_a_key_shows_nothing(left_behind: tuple[Path, Hayst
     root, _, keys, _ = left_behind
     environment = {**os.environ, "CHAIN_CONFIG_DIR": "/nowhere"}
     look = [sys.executable, "-c", script(LOOK), str(root)]
-    commands = [look, *([sys.executable, "-m", "chainstore.cli.main", "-C", str(root), name] for name in ("log", "branch", "tag"))]
+    commands = [
+        look,
+        *([sys.executable, "-m", "chainstore.cli.main", "-C", str(root), name] for name in ("log", "branch", "tag")),
+    ]
     for command in commands:
         done = subprocess.run(command, capture_output=True, env=environment, timeout=60, stdin=subprocess.DEVNULL)
         said = done.stdout + done.stderr
@@ -197,7 +210,7 @@ def test_rotten_bytes_are_not_shown_in_errors(tmp_path: Path) -> None:
             data = bytearray(pack.read_bytes())
             data[1000] ^= 1
             pack.write_bytes(data)
-    with cs.open(tmp_path / "r") as repo, pytest.raises(Exception) as caught:  # noqa: PT011
+    with cs.open(tmp_path / "r") as repo, pytest.raises(Exception) as caught:
         repo.checkout()
     assert "cnryMessage" not in str(caught.value) and "cnryText" not in str(caught.value)
 

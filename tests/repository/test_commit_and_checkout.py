@@ -1,6 +1,7 @@
 """What can be said with a commit, and the ways to name one afterwards."""
 
 import math
+import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -24,6 +25,7 @@ from chainstore.errors import (
     UnsupportedState,
 )
 from chainstore.ids import ObjectId
+from chainstore.ops import history
 from chainstore.testing.same import assert_same
 from tests.repository.conftest import noise
 
@@ -253,7 +255,12 @@ def test_files_are_stored_beside_the_state(repo: cs.Repository, tmp_path: Path) 
     (tmp_path / "large").write_bytes(noise(1, 3_000_000).tobytes())
     (tmp_path / "run.sh").write_text("#!/bin/sh\n")
     (tmp_path / "run.sh").chmod(0o755)
-    files: dict[str, Any] = {"conf/a.yaml": __file__, "empty": tmp_path / "empty", "l": tmp_path / "large", "r": tmp_path / "run.sh"}
+    files: dict[str, Any] = {
+        "conf/a.yaml": __file__,
+        "empty": tmp_path / "empty",
+        "l": tmp_path / "large",
+        "r": tmp_path / "run.sh",
+    }
     repo.commit({"w": 1}, files=files)
     snapshot = repo["main"]
     assert sorted(snapshot.files) == ["conf/a.yaml", "empty", "l", "r"]
@@ -386,7 +393,18 @@ def test_every_way_to_name_a_commit(repo: cs.Repository) -> None:
         zero.id: ["main~3", "HEAD~3", "~3", "main~~~", "main~2~1", "main^^^", "step:0", "good~", "main@{3}"],
         one.id: ["good", "main~2", "step:10", "b~1", "@{2}", "HEAD@{2}", one.short, one.short[:7], str(one.id)],
         two.id: ["b", "main~1", "main~", "main^", "main^1", "min:loss", "main@{1}", "heads/b", f"{three.short}~"],
-        three.id: ["main", "HEAD", "@", "latest", "main~0", "main^0", "step:30", "main@{0}", "main@{0s ago}", "latest~0"],
+        three.id: [
+            "main",
+            "HEAD",
+            "@",
+            "latest",
+            "main~0",
+            "main^0",
+            "step:30",
+            "main@{0}",
+            "main@{0s ago}",
+            "latest~0",
+        ],
     }
     for id, revisions in names.items():
         for revision in revisions:
@@ -415,9 +433,40 @@ def test_where_a_branch_was_some_time_ago(repo: cs.Repository) -> None:
 
 
 UNKNOWN = [
-    *("mian", "main~9", "main^2", "main@{9}", "main@{yesterday}", "main@{}", "main@{1", "main~x", "main~1@{1}", "main junk"),
-    *("step:5", "step:x", "step:", "min:lss", "max:", "min:", "0000000", "f" * 64, "heads/mian", "tags/x", "nul\0", "\udcff"),
-    *("main@{²}", "main~²", "main@{" + "9" * 5000 + "}", "main~" + "9" * 5000, "main@{" + "9" * 400 + "h ago}", "step:" + "9" * 5000),
+    *(
+        "mian",
+        "main~9",
+        "main^2",
+        "main@{9}",
+        "main@{yesterday}",
+        "main@{}",
+        "main@{1",
+        "main~x",
+        "main~1@{1}",
+        "main junk",
+    ),
+    *(
+        "step:5",
+        "step:x",
+        "step:",
+        "min:lss",
+        "max:",
+        "min:",
+        "0000000",
+        "f" * 64,
+        "heads/mian",
+        "tags/x",
+        "nul\0",
+        "\udcff",
+    ),
+    *(
+        "main@{²}",
+        "main~²",
+        "main@{" + "9" * 5000 + "}",
+        "main~" + "9" * 5000,
+        "main@{" + "9" * 400 + "h ago}",
+        "step:" + "9" * 5000,
+    ),
     *("main^" + "9" * 5000, "x" * 10_000, "main" + "~1" * 2000, "..", "main..main", "-", "/", "~", "^", "@{1}~9"),
 ]
 
@@ -491,10 +540,6 @@ def colliding(repo: cs.Repository, alike: Callable[[ObjectId, ObjectId], bool]) 
 
 
 def test_an_ambiguous_prefix_is_refused_with_longer_ones(repo: cs.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    import re
-
-    from chainstore.ops import history
-
     monkeypatch.setattr(history, "_PREFIX", re.compile(r"[0-9a-f]{2,64}"))
     one, two = colliding(repo, lambda a, b: a[0] == b[0] and a[1] != b[1])
     with pytest.raises(RevisionNotFound, match="more than one") as caught:

@@ -99,7 +99,7 @@ def test_a_missing_key_says_where_it_was_looked_for(tmp_path: Path, own_settings
 
 def test_a_key_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     made(tmp_path / "r", key=key_file(tmp_path / "k"))
-    with pytest.raises(KeyRequired, match="gone.key"):
+    with pytest.raises(KeyRequired, match=r"gone\.key"):
         cs.open(tmp_path / "r", key=cs.KeyFile(tmp_path / "gone.key"))
 
 
@@ -323,7 +323,9 @@ def with_extension(root: Path, name: str, read: bool, write: bool, gc: bool) -> 
     layout = Layout(root)
     layout.create()
     format = Format(os.urandom(16), SUITE_NONE, extensions=((name, (read, write, gc)),))
-    create_local(layout, format, Sealer(format.repo_id, None, os.urandom), 0, _surroundings(), head="heads/main", config={}).close()
+    create_local(
+        layout, format, Sealer(format.repo_id, None, os.urandom), 0, _surroundings(), head="heads/main", config={}
+    ).close()
     layout.write_format(format)
     return root
 
@@ -339,7 +341,7 @@ def test_an_extension_that_forbids_reading_is_refused_by_name(tmp_path: Path) ->
 
 def test_an_extension_that_forbids_writing_may_be_read(tmp_path: Path) -> None:
     root = with_extension(tmp_path / "r", "new-log", False, True, True)
-    with pytest.raises(FormatTooNew, match="'new-log'.*write"):
+    with pytest.raises(FormatTooNew, match=r"'new-log'.*write"):
         cs.open(root)
     with cs.open(root, readonly=True) as repo:
         assert list(repo.log()) == []
@@ -356,13 +358,15 @@ def test_an_extension_that_forbids_nothing_is_no_obstacle(tmp_path: Path) -> Non
         repo.commit(STATE)
 
 
-@pytest.mark.parametrize("fields", [{"chainstore": 2}, {"chainstore": 2, "suite": "new"}, {"chainstore": 1, "suite": 9}])
+@pytest.mark.parametrize(
+    "fields", [{"chainstore": 2}, {"chainstore": 2, "suite": "new"}, {"chainstore": 1, "suite": 9}]
+)
 def test_a_newer_format_is_refused_whatever_else_it_says(tmp_path: Path, fields: dict[str, object]) -> None:
     root = made(tmp_path / "r")
     text = json.dumps(fields, sort_keys=True)
     for name in ("format", "format.bak"):
         (root / name).write_text(json.dumps({**fields, "check": f"{crc32c(text.encode()):08x}"}))
-    with pytest.raises(FormatTooNew, match="format 2|suite 9"):
+    with pytest.raises(FormatTooNew, match=r"format 2|suite 9"):
         cs.open(root)
 
 
@@ -370,7 +374,14 @@ def test_a_format_that_lacks_a_field_is_malformed(tmp_path: Path) -> None:
     root = made(tmp_path / "r")
     good = json.loads((root / "format").read_text())
     del good["check"]
-    for change in ({"repo": 5}, {"repo": "zz"}, {"suite": [1]}, {"extensions": 5}, {"extensions": {"x": 1}}, {"chunk": "a"}):
+    for change in (
+        {"repo": 5},
+        {"repo": "zz"},
+        {"suite": [1]},
+        {"extensions": 5},
+        {"extensions": {"x": 1}},
+        {"chunk": "a"},
+    ):
         fields = {**good, **change}
         text = json.dumps(fields, sort_keys=True)
         for name in ("format", "format.bak"):

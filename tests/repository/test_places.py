@@ -199,7 +199,6 @@ def failing(monkeypatch: pytest.MonkeyPatch, name: str, where: str, code: int) -
         ("create", "/packs/"),
         ("pwrite", "/log/"),
         ("fdatasync", "/log/"),
-        ("pwrite", "/leases/"),
     ],
 )
 def test_after_one_failure_of_the_disk_the_next_commit_works(
@@ -220,6 +219,16 @@ def test_after_one_failure_of_the_disk_the_next_commit_works(
     repo.close()
     with cs.open(tmp_path / "r") as again:
         assert again.verify("data").ok
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_lease_that_takes_no_note_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    with cs.open(tmp_path / "r", create=True) as repo:
+        left = failing(monkeypatch, "pwrite", "/leases/", code)
+        repo.commit({"n": 0}, "0")
+        assert left == [0]
+        repo.commit({"n": 1}, "1")
+        assert [commit.message for commit in repo.log()] == ["1", "0"]
 
 
 # ---- read-only

@@ -52,12 +52,12 @@ def test_a_forked_child_reads_and_commits_by_itself(tmp_path: Path) -> None:
         repo.commit({"by": "parent", "data": noise(0, 100_000)}, "0")
 
         def work() -> None:
-            assert repo.checkout()["by"] == "parent"  # type: ignore[index]
+            assert repo.checkout()["by"] == "parent"
             repo.commit({"by": "child", "data": noise(1, 100_000)}, "1")
             repo.close()
 
         in_child(work)
-        assert repo.checkout()["by"] == "child"  # type: ignore[index]
+        assert repo.checkout()["by"] == "child"
         repo.commit({"by": "parent", "data": noise(2, 100_000)}, "2")
         assert [commit.message for commit in repo.log()] == ["2", "1", "0"]
         assert repo.verify("data").ok
@@ -90,7 +90,7 @@ def test_a_snapshot_may_be_read_in_a_forked_child(tmp_path: Path) -> None:
         snapshot.keys()
 
         def work() -> None:
-            assert (snapshot["data"] == noise(0, 100_000)).all()  # type: ignore[union-attr,attr-defined]
+            assert (snapshot["data"] == noise(0, 100_000)).all()
 
         in_child(work)
 
@@ -230,7 +230,13 @@ def test_two_containers_on_one_index_are_told_why_not(tmp_path: Path, child: Chi
         pytest.skip("unshare --pid is not permitted here")
     cs.open(tmp_path / "r", create=True).close()
     first = subprocess.Popen(
-        [*isolated, sys.executable, "-c", script("repo = cs.open(root); print(os.getpid(), flush=True); input()"), str(tmp_path / "r")],
+        [
+            *isolated,
+            sys.executable,
+            "-c",
+            script("repo = cs.open(root); print(os.getpid(), flush=True); input()"),
+            str(tmp_path / "r"),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -15,6 +15,7 @@ from chainstore.errors import (
     RevisionNotFound,
 )
 from chainstore.model.commit import Commit
+from chainstore.storage import log
 
 
 @pytest.fixture
@@ -29,10 +30,40 @@ def commits(repo: cs.Repository, count: int, **how: Any) -> list[Commit]:
 
 # ---- names
 
-GOOD = ["a", "feature/x", "v1.0", "a-b_c", "ünïcode", "実験", "a.b/c.d", "x@y", "@x", "deadbee", "heads", "main2", "lock", "a{b}"]
+GOOD = [
+    "a",
+    "feature/x",
+    "v1.0",
+    "a-b_c",
+    "ünïcode",
+    "実験",
+    "a.b/c.d",
+    "x@y",
+    "@x",
+    "deadbee",
+    "heads",
+    "main2",
+    "lock",
+    "a{b}",
+]
 BAD = [
     *("", "@", "HEAD", "latest", "a b", "a~b", "a^b", "a:b", "a?b", "a*b", "a[b", "a\\b", "a..b", "a@{b", "a//b"),
-    *("/a", "a/", "-a", "a.", ".a", "a/.b", "a.lock", "a.lock/b", "a\nb", "a\tb", "a\x00b", "a\x7fb", "x" * 256, "ü" * 128),
+    *(
+        "/a",
+        "a/",
+        "-a",
+        "a.",
+        ".a",
+        "a/.b",
+        "a.lock",
+        "a.lock/b",
+        "a\nb",
+        "a\tb",
+        "a\x00b",
+        "a\x7fb",
+        "x" * 256,
+        "ü" * 128,
+    ),
     *("deadbeef", "DEADBEEF", "0123456", "f" * 64, "step:5", "min:loss", "main~1", "main@{1}"),
     "bad\udcffbytes",
 ]
@@ -305,8 +336,6 @@ def test_a_tag_given_twice_with_a_commit_is_one_tag(repo: cs.Repository) -> None
 
 
 def test_reflogs_survive_a_rebuild_and_a_new_segment(repo: cs.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    from chainstore.storage import log
-
     commits(repo, 3)
     repo.tag("t")
     repo.delete_ref("t")

@@ -394,9 +394,7 @@ def test_a_subclass_that_is_not_loaded_is_never_imported():
     sys.modules.pop("wsgiref.simple_server", None)
     assembly = Assembly(entries)
     for destination in assembly.destinations:
-        destination.buffer[:] = next(
-            stored_bytes(leaf) for leaf in leaves if leaf.path == destination.entry.path
-        )
+        destination.buffer[:] = next(stored_bytes(leaf) for leaf in leaves if leaf.path == destination.entry.path)
 
     with pytest.raises(Unsupported, match="no such class"):
         assembly.build()

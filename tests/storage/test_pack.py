@@ -119,6 +119,19 @@ def test_a_pack_that_is_gone_or_replaced_is_not_taken_over(tmp_path):
     writer.close()
 
 
+def test_a_pack_that_is_replaced_just_before_it_is_locked_is_not_taken_over(tmp_path, monkeypatch):
+    packs = PackDir(tmp_path)
+    packs.create(NAME).close()
+
+    def replace_it(name, path):
+        if name == "flock":
+            path.unlink()
+            path.write_bytes(b"another")
+
+    monkeypatch.setattr(fs, "failpoint", replace_it)
+    assert packs.take_over(NAME) is None
+
+
 def test_resuming_cuts_what_nobody_committed(tmp_path):
     packs = PackDir(tmp_path)
     first = packs.create(NAME)
