@@ -23,8 +23,7 @@ from pathlib import Path
 import torch
 
 import chainstore as cs
-
-LAYER = 1 << 20  # parameters of one layer: 4 MiB each of weight and moments
+from benchmarks.workloads import dense_state, flat, raw_bytes
 
 
 @dataclass
@@ -54,33 +53,6 @@ class Race:
             f"ratio {theirs / ours:.2f}",
             flush=True,
         )
-
-
-def dense_state(megabytes: int) -> dict[str, object]:
-    """Return weights and AdamW moments of about so many MB (10^6 bytes), as a training run has them."""
-    torch.manual_seed(0)
-    layers = max(1, round(megabytes * 1e6 / (12 * LAYER)))
-    parameters = [torch.nn.Parameter(torch.randn(1024, LAYER // 1024) * 0.02) for _ in range(layers)]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-3)
-    for _ in range(3):
-        for parameter in parameters:
-            parameter.grad = torch.randn_like(parameter) * 1e-3
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    model = {f"layer.{i}.weight": parameter.detach() for i, parameter in enumerate(parameters)}
-    return {"model": model, "optimizer": optimizer.state_dict()}
-
-
-def raw_bytes(state: dict[str, object]) -> int:
-    return sum(t.numel() * t.element_size() for t in _tensors(state))
-
-
-def _tensors(value: object) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [t for item in value.values() for t in _tensors(item)]
-    return []
 
 
 def save(state: object, path: Path, sync: bool) -> None:
@@ -121,7 +93,7 @@ def main() -> None:
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads")
     state = dense_state(options.mb)
-    print(f"state: {raw_bytes(state) / 1e6:.0f} MB in {len(_tensors(state))} tensors")
+    print(f"state: {raw_bytes(state) / 1e6:.0f} MB in {len(flat(state))} tensors")
     with tempfile.TemporaryDirectory(dir=options.disk) as disk, tempfile.TemporaryDirectory(dir=options.tmpfs) as fast:
         jobs(state, Path(disk), Path(fast), options.repeats, options.only, options.mb)
 
@@ -204,17 +176,6 @@ def _growth(repo: cs.Repository, state: object) -> int:
     before = repo.stats().stored_bytes
     repo.commit(state, "benchmark")
     return repo.stats().stored_bytes - before
-
-
-def rss_mb(field: str = "VmRSS") -> float:
-    """Return resident memory in MiB: now ("VmRSS") or at its peak since `reset_peak` ("VmHWM")."""
-    text = Path("/proc/self/status").read_text()
-    return int(text.split(f"{field}:")[1].split()[0]) / 1024
-
-
-def reset_peak() -> None:
-    """Let the kernel measure the peak of resident memory from here on."""
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 if __name__ == "__main__":

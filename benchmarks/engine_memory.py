@@ -6,7 +6,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.engine import dense_state, fresh, raw_bytes, reset_peak, rss_mb
+from benchmarks.engine import fresh
+from benchmarks.measure import reset_peak, rss_mb
+from benchmarks.workloads import dense_state, raw_bytes
 
 
 def main() -> None:

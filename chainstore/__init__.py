@@ -3,8 +3,9 @@
     import chainstore as cs
 
     repo = cs.open("runs/gpt", create=True)
-    repo.commit({"model": model.state_dict()}, "first", step=1)      # durable when it returns
+    repo.commit(cs.capture(model, optimizer), "first", step=1)       # durable when it returns
     state = repo.checkout("HEAD")                                    # bit for bit what was committed
+    cs.restore(state, model, optimizer)                              # or in place: repo["HEAD"].load_into(...)
 
 This is the front door: everything a user needs is in `__all__`, and each name is looked up on first use, so
 that `import chainstore` costs milliseconds and loads neither torch nor numpy.
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
     from chainstore import errors
     from chainstore.crypto.keys import KeyCommand, KeyFile, Passphrase
     from chainstore.errors import ChainError
-    from chainstore.lazy import Snapshot
+    from chainstore.lazy import LoadResult, Snapshot, TensorInfo
+    from chainstore.live import capture, restore
     from chainstore.model.commit import Commit
-    from chainstore.repository import Repository, init, open
+    from chainstore.repository import Diff, Repository, RepositoryStats, VerifyReport, init, open
     from chainstore.state.values import register
 
 __version__ = "0.1.0"
@@ -27,34 +29,48 @@ __version__ = "0.1.0"
 __all__ = [
     "ChainError",
     "Commit",
+    "Diff",
     "KeyCommand",
     "KeyFile",
+    "LoadResult",
     "Passphrase",
     "Repository",
+    "RepositoryStats",
     "Snapshot",
+    "TensorInfo",
+    "VerifyReport",
     "__version__",
+    "capture",
     "errors",
     "init",
     "open",
     "register",
+    "restore",
 ]
 
 _HOMES = {
     "ChainError": "chainstore.errors",
     "Commit": "chainstore.model.commit",
+    "Diff": "chainstore.repository",
     "KeyCommand": "chainstore.crypto.keys",
     "KeyFile": "chainstore.crypto.keys",
+    "LoadResult": "chainstore.lazy",
     "Passphrase": "chainstore.crypto.keys",
     "Repository": "chainstore.repository",
+    "RepositoryStats": "chainstore.repository",
     "Snapshot": "chainstore.lazy",
+    "TensorInfo": "chainstore.lazy",
+    "VerifyReport": "chainstore.repository",
+    "capture": "chainstore.live",
     "init": "chainstore.repository",
     "open": "chainstore.repository",
     "register": "chainstore.state.values",
+    "restore": "chainstore.live",
 }
 
 
-def __getattr__(name: str) -> object:
-    """Look a public name up in the module that defines it, once."""
+def _look_up(name: str) -> object:
+    """Return what a public name stands for, from the module that defines it; once, then it is here."""
     if name == "errors":
         return import_module("chainstore.errors")
     if name not in _HOMES:
@@ -62,6 +78,10 @@ def __getattr__(name: str) -> object:
     value: object = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _look_up  # type checkers would take any name for public if they saw it
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chainstore import config
-from chainstore.crypto.keyring import Bundle, Keyring
+from chainstore.crypto.keyring import Bundle, Keyring, Slot
 from chainstore.crypto.keys import KeyCommand, KeyFile, KeyProvider, Passphrase, generate_key_file
 from chainstore.errors import AlreadyExists, KeyRequired, WrongKey
 from chainstore.observe import Notice, Observer
@@ -37,6 +37,8 @@ def key_for_new(root: Path, key: KeyProvider | None, observer: Observer) -> Chos
         return named
     path = config.user_key_path()
     if path.exists():
+        if not config.key_was_exported():
+            observer(Notice("key-kept", f"your key is {path}: keep a copy of it elsewhere (`chain key export`)"))
         return Chosen(KeyFile(path), f"your key in {path}")
     problem = config.home_problem()
     if problem is None:
@@ -61,7 +63,13 @@ def key_for_new(root: Path, key: KeyProvider | None, observer: Observer) -> Chos
 
 
 def unlock(root: Path, keyring: Keyring, key: KeyProvider | None) -> tuple[Bundle, Chosen]:
-    """Return the keys of a repository, and with what they were opened.
+    """Return the keys of a repository, and with what they were opened; see `unlock_slot`."""
+    _, bundle, chosen = unlock_slot(root, keyring, key)
+    return bundle, chosen
+
+
+def unlock_slot(root: Path, keyring: Keyring, key: KeyProvider | None) -> tuple[Slot, Bundle, Chosen]:
+    """Return the slot that opens a repository, its keys, and with what they were opened.
 
     Raises:
         WrongKey: the key that was named opens no slot.
@@ -72,7 +80,7 @@ def unlock(root: Path, keyring: Keyring, key: KeyProvider | None) -> tuple[Bundl
     refused: WrongKey | None = None
     for chosen in choices:
         try:
-            return keyring.open(chosen.provider), chosen
+            return *keyring.unlock(chosen.provider), chosen
         except WrongKey as error:
             refused = refused or error
     if refused is None:

@@ -6,9 +6,9 @@ where one is to be found: a `KeySource`.
     >>> parse_size("256MiB"), parse_duration("1h30m")
     (268435456, 5400.0)
 
-Environment: NO_COLOR, CHAIN_REPO, CHAIN_HOME, CHAIN_CONFIG_DIR, CHAIN_CACHE_DIR, CHAIN_KEY_FILE, CHAIN_KEY_COMMAND and
-CHAIN_PASSPHRASE; an empty variable counts as unset.  The user's settings are `config.toml` in the
-configuration directory.
+Environment: NO_COLOR, CHAIN_REPO, CHAIN_HOME, CHAIN_CONFIG_DIR, CHAIN_CACHE_DIR, CHAIN_KEY_FILE, CHAIN_KEY_COMMAND,
+CHAIN_PASSPHRASE, CHAIN_CODEC, CHAIN_THREADS and CHAIN_MAX_MEMORY; an empty variable counts as unset.  The user's
+settings are `config.toml` in the configuration directory.
 """
 
 import getpass
@@ -17,6 +17,7 @@ import re
 import socket
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -28,6 +29,7 @@ import platformdirs
 from chainstore.errors import ConfigError, InvalidInput
 
 APPLICATION = "chainstore"
+_EXPORTED = "user.key.exported"  # lies beside the user's key
 
 # what such a file system holds is gone after a reboot, or with the container
 _FLEETING_TYPES = frozenset({"tmpfs", "ramfs", "rootfs", "devtmpfs", "overlay", "aufs", "fuse.fuse-overlayfs"})
@@ -78,6 +80,20 @@ def user_key_path() -> Path:
     return config_dir() / "user.key"
 
 
+def note_key_exported() -> None:
+    """Remember that the user made a copy of the key, so that nobody is told to any more; where that can be kept."""
+    with suppress(OSError):
+        (config_dir() / _EXPORTED).write_text(f"{now().isoformat()}\n", encoding="ascii")
+
+
+def key_was_exported() -> bool:
+    """Tell whether `chain key export` was run since the user's key was made."""
+    try:
+        return (config_dir() / _EXPORTED).stat().st_mtime_ns >= user_key_path().stat().st_mtime_ns
+    except OSError:
+        return False
+
+
 def home_is_durable(path: Path | None = None) -> bool:
     """Tell whether a key can be kept in the configuration directory and would outlive this container."""
     return home_problem(path) is None
@@ -104,6 +120,16 @@ def home_problem(path: Path | None = None) -> str | None:
 def repo_from_environment() -> str | None:
     """Return the path or URL in CHAIN_REPO."""
     return _variable("CHAIN_REPO")
+
+
+def setting_from_environment(name: str) -> str | None:
+    """Return what CHAIN_CODEC, CHAIN_THREADS or CHAIN_MAX_MEMORY says of a setting."""
+    return _variable(f"CHAIN_{name.upper()}")
+
+
+def completion_wanted() -> bool:
+    """Tell whether a shell that completes a command line asks for it, in the words of click."""
+    return _variable("_CHAIN_COMPLETE") is not None
 
 
 def key_from_environment() -> KeySource | None:

@@ -7,7 +7,7 @@
      AlreadyExists             choose another name                                           1
         NothingToCommit
      Conflict                  fetch and retry                                               1
-        RefConflict                                                                         13
+        RefConflict, BranchDeleted                                                          13
         Locked, IndexElsewhere                                                              11
      InvalidInput (ValueError) fix the call                                                  1
         UnsupportedState, InvalidRefName, ConfigError, StateMismatch, CodecMismatch
@@ -137,6 +137,20 @@ class RefConflict(Conflict):
         super().__init__(
             f"{ref} moved from {expected or 'nothing'} to {found or 'nothing'} during this operation",
             hint="look at the new tip with `chain log`, then run the operation again",
+        )
+
+
+class BranchDeleted(RefConflict):
+    """The branch that a handle commits to was deleted by somebody else; nothing was published."""
+
+    code = "branch-deleted"
+
+    def __init__(self, branch: str) -> None:
+        self.ref, self.expected, self.found = branch, None, None
+        Conflict.__init__(
+            self,
+            f"branch {branch!r} was deleted meanwhile; a commit to it would begin a new chain",
+            hint="switch to another branch, or name one with branch=; parents=[] begins a new chain",
         )
 
 

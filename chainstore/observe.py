@@ -15,7 +15,7 @@ class Progress:
     """Work under way.
 
     Attributes:
-        verb: "commit", "checkout", "verify", "rebuild-index".
+        verb: "commit", "checkout", "diff", "verify", "rebuild-index".
         done, total: bytes of raw state (total 0 while unknown).
         new, reused: bytes stored anew, bytes found already stored.
     """

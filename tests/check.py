@@ -77,6 +77,7 @@ def parts() -> list[Part]:
         *([Part("words", tool("pytest", "-q", *(str(path.relative_to(ROOT)) for path in loose)))] if loose else []),
         *(Part(path.name, tool("pytest", "-q", str(path.relative_to(ROOT)))) for path in folders()),
         *(Part(path.stem.removeprefix("test_"), tool("pytest", "-q", f"tests/{path.name}")) for path in documents),
+        Part("site", tool("tests.site")),
     ]
 
 

@@ -31,7 +31,9 @@ def test_the_first_use_makes_the_users_key_and_says_so(tmp_path):
     assert config.user_key_path().stat().st_mode & 0o777 == 0o600
     assert [notice.kind if hasattr(notice, "kind") else notice.code for notice in notices] == ["key-made"]
     again = access.key_for_new(tmp_path, None, notices.append)
-    assert len(notices) == 1
+    assert [notice.code for notice in notices] == ["key-made", "key-kept"]
+    config.note_key_exported()
+    assert access.key_for_new(tmp_path, None, notices.append) == again and len(notices) == 2
     keyring, bundle = keyring_for(chosen.provider)
     assert keyring.open(again.provider) == bundle
     opened, where = access.unlock(tmp_path, keyring, None)

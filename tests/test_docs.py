@@ -1,11 +1,16 @@
 """The documents: their Python runs, their links lead somewhere, and the format they describe is the one in use.
 
-Python blocks of a document run in order, in one namespace, in an empty directory.  A block that cannot run has
-`<!-- not run: why -->` on the line above it.
+The Python and shell blocks of a document run in order, in one namespace and one directory that is empty at first.
+What a `console` block shows after a command must be printed by it, in that order; numbers, ids and times may differ,
+and lines may be left out.  A block that cannot run has `<!-- not run: why -->` on the line above it.
 """
 
 import importlib
+import os
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +31,10 @@ from chainstore.model.wire import decode
 from chainstore.observe import silent
 from chainstore.odb import rows
 from chainstore.odb.layout import Format, Layout
-from chainstore.odb.local import LocalDatabase, Surroundings, create_local
+from chainstore.odb.local import LocalDatabase
+from chainstore.odb.opening import create_local
 from chainstore.odb.record import SUITE_NONE, Sealer
+from chainstore.odb.surroundings import Surroundings
 from chainstore.ops.commit import write, write_commit, write_trees
 from chainstore.state import flatten, nodes, value_codes
 from chainstore.storage import pack
@@ -37,7 +44,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FORMAT = ROOT / "docs" / "format.md"
 ERRORS = ROOT / "docs" / "reference" / "errors.md"
 
-FENCE = re.compile(r"^(?:<!-- (?P<mark>[^\n]*?) -->\n)?```(?P<language>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
+FENCE = re.compile(r"^(?:<!-- (?P<mark>[^\n]*?) -->\n)?```(?P<language>[^\s`]*)\n(?P<body>.*?)^```$", re.M | re.S)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.M)
 MACHINE_PATH = re.compile(r"(?<![\w.~/:-])/(?:home|root|work|tmp|var|mnt|Users|opt|srv|dev|proc|venv)/")
@@ -92,16 +99,100 @@ def cells(text: str) -> list[list[str]]:
 # ---- all documents -------------------------------------------------------------------------------------------
 
 
+class Terminal:
+    """A bash as a reader has it: `chain` and `python` are those of this process, what is exported stays."""
+
+    def __init__(self) -> None:
+        self.environment = os.environ | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "COLUMNS": "100",
+        }
+
+    def run(self, script: str) -> str:
+        """Run a script here and return what it printed; its first command that fails fails the test."""
+        with tempfile.TemporaryFile("w+") as left:
+            done = subprocess.run(
+                ["bash", "-eo", "pipefail", "-c", f"{script}\nenv -0 >&{left.fileno()}"],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[left.fileno()],
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, f"exit code {done.returncode} of:\n{script}\n{done.stdout}"
+            left.seek(0)
+            self.environment = dict(pair.split("=", 1) for pair in left.read().split("\0") if pair)
+        return done.stdout
+
+
+def transcript(body: str) -> list[tuple[str, list[str]]]:
+    """Return the commands of a console block, each with the lines that it is shown to print."""
+    found: list[tuple[str, list[str]]] = []
+    for line in body.splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], []))
+        elif found[-1][0].endswith("\\"):
+            found[-1] = (f"{found[-1][0]}\n{line}", [])
+        else:
+            found[-1][1].append(line)
+    return found
+
+
+def loosely(line: str) -> str:
+    """Return a line of output without what is another one each time: ids, numbers with their units, white space."""
+    line = re.sub(r"\b(?=[0-9a-f]*[0-9])[0-9a-f]{7,64}\b", "ID", line)
+    line = re.sub(r"\d+(?:[.,]\d+)*(?:e[-+]\d+)?(?: (?:B|kB|MB|GB|ms|s|min|h)\b)?", "N", line)
+    return " ".join(line.split())
+
+
+def shows(shown: str, line: str) -> bool:
+    """Tell whether a shown line stands for a printed one; "..." within it stands for anything."""
+    return bool(re.fullmatch(".*".join(map(re.escape, loosely(shown).split("..."))), loosely(line)))
+
+
+def run_console(terminal: Terminal, block: Block) -> None:
+    """Run the commands of a console block and compare what they print with what the block shows."""
+    commands = transcript(block.body)
+    printed = terminal.run("\n".join(f"{command}\necho -e '\\x1e'" for command, _ in commands)).split("\x1e\n")
+    for (command, shown), output in zip(commands, printed, strict=False):
+        rest = iter(output.splitlines())
+        for line in shown:
+            told = f"`{command}` (line {block.line}) does not print {line!r} there, but:\n{output}"
+            assert line == "..." or any(shows(line, one) for one in rest), told
+
+
 @pytest.mark.filterwarnings("ignore")
 @everywhere
-def test_python_in_the_documents_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_blocks_of_the_documents_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
+    terminal = Terminal()
     for block in blocks(document):
-        if block.language != "python" or block.mark.startswith("not run: "):
+        if block.mark.startswith("not run: "):
             continue
-        source = "\n" * (block.line - 1) + block.body  # so that a traceback shows the line of the document
-        exec(compile(source, document, "exec", dont_inherit=True), namespace)
+        if block.language == "python":
+            source = "\n" * (block.line - 1) + block.body  # so that a traceback shows the line of the document
+            exec(compile(source, document, "exec", dont_inherit=True), namespace)
+        elif block.language == "sh":
+            terminal.run(block.body)
+        elif block.language == "console":
+            run_console(terminal, block)
+
+
+def test_a_transcript_is_compared_up_to_ids_numbers_and_lines_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    say = "$ printf '0123456789ab  12.5 MB\\nsecond\\nthird one\\n'\n"
+    run_console(Terminal(), Block("", "console", say + "ba9876543210  3 kB\nthird ...\n$ x=2\n$ echo $x\n7\n", 1))
+    for wrong in ("third one\nsecond\n", "third\n", "fourth\n"):
+        with pytest.raises(AssertionError, match="does not print"):
+            run_console(Terminal(), Block("", "console", say + wrong, 1))
+
+
+def test_only_languages_that_run_or_are_known_not_to_are_used_in_the_documents():
+    used = {block.language for document in DOCUMENTS for block in blocks(document)}
+    assert used <= {"python", "sh", "console", "", "text", "json", "yaml", "toml", "py", "{toctree}"}
 
 
 @everywhere
@@ -133,7 +224,7 @@ def test_every_decision_is_in_the_index_and_has_its_parts():
 
 
 def error_classes() -> Iterator[type[ChainError]]:
-    for name in ("chainstore.crypto.aead", "chainstore.odb.local"):  # they define errors of their own
+    for name in ("chainstore.crypto.aead", "chainstore.odb.conflicts"):  # they define errors of their own
         importlib.import_module(name)
     known = [ChainError]
     while known:
@@ -295,7 +386,7 @@ def test_the_format_document_lists_every_dtype_with_its_size():
 def test_the_sizes_in_the_format_document_are_those_of_the_package():
     assert ids.Hasher()._key.hex() in section(FORMAT, 2)
     assert (frame.FIXED_BYTES, frame.LINE_HEADER_BYTES, frame.ALIGNMENT) == (86, 60, 64)
-    assert (aead.OVERHEAD, aead.ROW_OVERHEAD, rows.INLINE_BYTES, rows._PLACE.size) == (28, 72, 4080, 37)
+    assert (aead.OVERHEAD, aead.ROW_OVERHEAD, rows.INLINE_BYTES, rows.PLACE_ROW.size) == (28, 72, 4080, 37)
     assert (frame.MAX_BASES, frame.MAX_DEPTH, frame.MAX_PAYLOAD, frame.MAX_LINE) == (4, 64, 1 << 30, 1 << 28)
     assert (tree.PAGE_ENTRIES, tree.MAX_PAGE_BYTES, tree.MAX_EXTENTS, tree.MAX_LEVELS) == (64, 65536, 256, 16)
     assert pack.PACK_BYTES == 256 << 20

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ class App:
         out: where everything is printed.
         repo, key_file, key_command: the global options, None where they are not given.
         exit_code: what the run ends with if nothing is raised; commands set it before they print.
+        so_far: what an interrupt would leave, for the person who interrupts.
     """
 
     door: Callable[[str], ModuleType]
@@ -42,6 +44,17 @@ class App:
     verbose: bool = False
     no_progress: bool = False
     exit_code: int = exits.OK
+    so_far: str = "nothing was changed"
+
+    def is_in_repository(self) -> bool:
+        """Tell whether a repository is named, or found upwards from here."""
+        if self.repo or config.repo_from_environment():
+            return True
+        try:
+            self.place()
+        except RepositoryNotFound:
+            return False
+        return True
 
     def place(self) -> Path:
         """Return the directory of the repository: -C, else CHAIN_REPO, else found upwards from here.
@@ -155,8 +168,8 @@ def version_option() -> click.Option:
     )
 
 
-class Command(click.Command):
-    """A command whose help ends with an example and its exit codes, and which takes the global options too."""
+class _Explained(click.Command):
+    """A command whose help ends with an example and its exit codes."""
 
     examples: Sequence[str] = ()
     codes: Sequence[int] = ()
@@ -170,6 +183,31 @@ class Command(click.Command):
         formatter.write_text("Options for every command (-C, --json, -q, -v, --key-file ...) are in `chain --help`.")
 
 
+class Command(_Explained):
+    """A command, which takes the global options too."""
+
+
+class Group(_Explained, click.Group):
+    """A command that only leads to others, such as `chain key`."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        check_known(ctx, args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+
+def check_known(ctx: click.Context, name: str, names: Sequence[str]) -> None:
+    """Refuse the name of a command that does not exist, and say which comes closest.
+
+    Raises:
+        UsageError: it is no option either.
+    """
+    if name not in names and not name.startswith("-") and not ctx.resilient_parsing:
+        near = get_close_matches(name, names, n=1, cutoff=0.5)
+        raise click.UsageError(f"no command {name!r}" + (f"; did you mean {near[0]}?" if near else ""), ctx)
+
+
 def command(name: str, *, examples: Sequence[str], codes: Sequence[int] = exits.READS) -> Callable[[F], click.Command]:
     """Make a function a command.
 
@@ -180,6 +218,18 @@ def command(name: str, *, examples: Sequence[str], codes: Sequence[int] = exits.
 
     def make(function: F) -> click.Command:
         made = click.command(name, cls=Command)(function)
+        made.examples, made.codes = examples, codes
+        made.params += global_options(hidden=True)
+        return made
+
+    return make
+
+
+def group(name: str, *, examples: Sequence[str], codes: Sequence[int] = exits.READS) -> Callable[[F], Group]:
+    """Make a function that does nothing a group of commands; as for `command`."""
+
+    def make(function: F) -> Group:
+        made = click.group(name, cls=Group)(function)
         made.examples, made.codes = examples, codes
         made.params += global_options(hidden=True)
         return made

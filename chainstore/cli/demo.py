@@ -8,7 +8,7 @@ from chainstore.cli import app as cli
 from chainstore.cli.app import App
 
 
-@cli.command("demo", examples=["chain demo", "chain demo --keep /tmp/demo"], codes=())
+@cli.command("demo", examples=["chain demo", "chain demo --keep demo-run"], codes=())
 @click.option("--keep", metavar="DIR", type=click.Path(path_type=Path), help="Make the repository in DIR and leave it.")
 @click.pass_obj
 def command(app: App, keep: Path | None) -> None:

@@ -1,6 +1,6 @@
 """Exit codes: what each means, in the words that every `--help` prints."""
 
-OK, ERROR, USAGE, PARTLY, DAMAGE = 0, 1, 2, 3, 4
+OK, ERROR, USAGE, PARTLY, DAMAGE, ANOMALY = 0, 1, 2, 3, 4, 5
 NO_REPOSITORY, LOCKED, KEY, MOVED, STORAGE, INTERRUPTED = 10, 11, 12, 13, 16, 130
 
 MEANINGS = {
@@ -9,6 +9,7 @@ MEANINGS = {
     USAGE: "wrong usage",
     PARTLY: "partly done",
     DAMAGE: "damage found",
+    ANOMALY: "anomaly found",
     NO_REPOSITORY: "no repository there",
     LOCKED: "another process holds it",
     KEY: "a key is missing or wrong",

@@ -1,16 +1,17 @@
 """A folder that files are written below, and never beside: what `checkout -o` may touch."""
 
-import filecmp
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Final, cast
 
 from chainstore.errors import InvalidInput
 
 Write = Callable[[IO[bytes]], None]
+ABSENT, EQUAL, DIFFERENT = "absent", "equal", "different"  # what stands where a file is to be written
+_PIECE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,75 @@ def check_names(parts: Iterable[Part]) -> None:
 _OTHERWISE = "leave one out with --select, or use --format torch"
 
 
+class _Differs(Exception):
+    """What is to be written is not what is there."""
+
+
+class _Comparison:
+    """A stream that compares what is written to it with a file, and is only written forward."""
+
+    def __init__(self, there: IO[bytes]) -> None:
+        self._there = there
+
+    def write(self, data: bytes | memoryview) -> int:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), _PIECE_BYTES):
+            piece = view[start : start + _PIECE_BYTES]
+            if self._there.read(len(piece)) != piece:
+                raise _Differs
+        return len(view)
+
+    def flush(self) -> None:
+        """There is nothing to flush."""
+
+
 class Folder:
     """Writes files below `root`, each whole or not at all; follows no link that it finds there."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def put(self, part: Part) -> tuple[int, bool]:
-        """Write one file whose name was checked; return its bytes, and whether an equal one was there already.
+    def compare(self, part: Part) -> str:
+        """Return what stands in the place of a file whose name was checked: ABSENT, EQUAL or DIFFERENT.
+
+        Makes the file's bytes, up to the first that differs, and writes nothing.
+        """
+        target = self._root.joinpath(*part.name)
+        try:
+            found = target.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return ABSENT
+        links = any(self._root.joinpath(*part.name[:depth]).is_symlink() for depth in range(1, len(part.name)))
+        if links or not stat.S_ISREG(found.st_mode):
+            return DIFFERENT
+        with target.open("rb") as stream:
+            try:
+                part.write(cast(IO[bytes], _Comparison(stream)))
+            except _Differs:
+                return DIFFERENT
+            return DIFFERENT if stream.read(1) else EQUAL
+
+    def foreign(self, parts: Iterable[Part]) -> list[str]:
+        """Return the names of the files and links below the folder that are none of `parts`, sorted."""
+        ours = {"/".join(part.name) for part in parts}
+        names: list[str] = []
+        for place, folders, files in os.walk(self._root, followlinks=False):
+            links = [name for name in folders if Path(place, name).is_symlink()]
+            names += [Path(place, name).relative_to(self._root).as_posix() for name in [*files, *links]]
+        return sorted(name for name in names if name not in ours)
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Delete files and links below the folder, and the folders that this leaves empty."""
+        for name in names:
+            (self._root / name).unlink()
+            for above in list(Path(name).parents)[:-1]:
+                try:
+                    (self._root / above).rmdir()
+                except OSError:
+                    break  # something is left in it
+
+    def put(self, part: Part) -> int:
+        """Write one file whose name was checked, over what is there; return its bytes.
 
         Raises:
             InvalidInput: a link or something else that is no folder stands in the way.
@@ -75,10 +137,8 @@ class Folder:
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as stream:
                 part.write(stream)
             nbytes = draft.stat().st_size
-            if not target.is_symlink() and target.is_file() and filecmp.cmp(draft, target, shallow=False):
-                return nbytes, True
             draft.replace(target)
-            return nbytes, False
+            return nbytes
         finally:
             draft.unlink(missing_ok=True)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from chainstore import config
+from chainstore import config, settings
 from chainstore.cli import app as cli
 from chainstore.cli import exits
 from chainstore.cli.app import App, check_exclusive
@@ -23,9 +23,9 @@ from chainstore.repository import init as make_repository
 @click.argument("directory", required=False, type=click.Path(path_type=Path))
 @click.option("--no-encrypt", is_flag=True, help="Store everything readable.")
 @click.option("--passphrase", is_flag=True, help="Ask for a passphrase that is to open it.")
-@click.option("--codec", type=click.Choice(CODECS), default="auto", show_default=True, help="How arrays are coded.")
+@click.option("--codec", type=click.Choice(CODECS), help="How arrays are coded; by default as the settings say.")
 @click.pass_obj
-def command(app: App, directory: Path | None, no_encrypt: bool, passphrase: bool, codec: str) -> None:
+def command(app: App, directory: Path | None, no_encrypt: bool, passphrase: bool, codec: str | None) -> None:
     """Make a repository: DIRECTORY itself, or .chain in the current folder.
 
     It is encrypted with your key, which is made on first use, unless you choose otherwise.
@@ -33,7 +33,8 @@ def command(app: App, directory: Path | None, no_encrypt: bool, passphrase: bool
     check_exclusive(no_encrypt=no_encrypt, passphrase=passphrase, key_file=app.key_file, key_command=app.key_command)
     target = directory if directory is not None else Path(app.repo) if app.repo else Path(CHAIN_DIR)
     key = _passphrase(app) if passphrase else app.key()
-    with make_repository(target, key=key, encrypt=not no_encrypt, codec=codec, observer=app.out.observe) as repo:
+    chosen = str(settings.resolve("codec", codec, {}).value)
+    with make_repository(target, key=key, encrypt=not no_encrypt, codec=chosen, observer=app.out.observe) as repo:
         found = directory is None and app.repo is None and config.repo_from_environment() is None
         begin = "chain" if found else f"chain -C {target}"
         fields = {"path": str(repo.path), "id": repo.id, "encrypted": repo.encrypted, "key": repo.key_origin}

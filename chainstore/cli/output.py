@@ -45,6 +45,13 @@ class Output:
         for line in [lines] if isinstance(lines, str) else lines:
             self._write(sys.stdout, line)
 
+    def raw(self, data: bytes) -> None:
+        """Print bytes as they are."""
+        with self._lock:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+
     def style(self, text: str, color: str | None = None, *, bold: bool = False) -> str:
         """Return text in a colour, where the reader's terminal shows colours."""
         return click.style(text, fg=color, bold=bold or None) if self.color and text else text

@@ -22,13 +22,19 @@ def commit_fields(commit: Commit, refs: list[str] | None = None) -> dict[str, ob
         "time": commit.time.isoformat(),
         "author": commit.author,
         "message": commit.message,
-        "metrics": {name: value if math.isfinite(value) else None for name, value in commit.metrics.items()},
+        "metrics": {},
         "meta": _finite(commit.meta),
         "raw_bytes": stats.raw_bytes,
         "new_bytes": stats.new_bytes,
         "stored_bytes": stats.stored_bytes,
     }
-    odd = {name: str(value) for name, value in commit.metrics.items() if not math.isfinite(value)}
+    return fields | metric_fields(commit.metrics)
+
+
+def metric_fields(metrics: Mapping[str, float]) -> dict[str, object]:
+    """Return `metrics`, with null for what is no finite number, and `nonfinite` with the names of those."""
+    odd = {name: str(value) for name, value in metrics.items() if not math.isfinite(value)}
+    fields: dict[str, object] = {"metrics": {name: None if name in odd else value for name, value in metrics.items()}}
     return {**fields, "nonfinite": odd} if odd else fields
 
 

@@ -10,31 +10,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import islice
 
-_UNITS = ("B", "kB", "MB", "GB", "TB")
+from chainstore.display import count as count
+from chainstore.display import size as size
+
 _AGES = ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h"), (86400 * 60, 86400, "days"), (math.inf, 0, ""))
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _BLOCK = 64  # rows that are read before the first is printed, so that columns line up
 
 
-def size(nbytes: float) -> str:
-    """Return a number of bytes in decimal units, as disks are sold."""
-    for unit in _UNITS[:-1]:
-        if nbytes < 999.5:
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:,.0f} {_UNITS[-1]}" if nbytes >= 999.5 else f"{nbytes:.3g} {_UNITS[-1]}"
-
-
-def count(number: int, noun: str) -> str:
-    """Return `3 commits`, `1 commit`, `2 branches`."""
-    plural = "es" if noun.endswith(("ch", "x", "s")) else "s"
-    return f"{number:,} {noun}" + ("" if number == 1 else plural)
-
-
 def duration(seconds: float) -> str:
     """Return seconds with two digits that matter: `4.2 ms`, `1.3 s`, `2 min 05 s`, `3 h 12 min`."""
     if seconds < 1:
-        return f"{seconds * 1000:.2g} ms"
+        return f"{seconds * 1000:.2g} ms" if seconds < 0.0995 else f"{seconds * 1000:.0f} ms"
     if seconds < 60:
         return f"{seconds:.2g} s"
     if seconds < 3600:

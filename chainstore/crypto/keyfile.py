@@ -19,6 +19,9 @@ class KeyFile:
     """A key in a file: 32 raw bytes, or 64 hexadecimal digits as `chain key export` prints them.
 
     The file is read at each use, so the object itself holds no secret.
+
+    Args:
+        path: of the file; it need not exist before it is used.
     """
 
     path: Path
@@ -77,6 +80,15 @@ def _is_text(content: bytes) -> bool:
         return content.strip().decode().isprintable()
     except UnicodeDecodeError:
         return False
+
+
+def export_key(file: KeyFile) -> str:
+    """Return the key in a file as 64 hexadecimal digits, which are a key file's content too.
+
+    Raises:
+        KeyRequired, WrongKey: there is no key in it.
+    """
+    return file._read().hex()
 
 
 def generate_key_file(path: str | os.PathLike[str], random: RandomBytes = os.urandom) -> KeyFile:

@@ -19,7 +19,7 @@ class KeyProvider(Protocol):
 
     @property
     def id(self) -> str:
-        """What people know it by (`key file /home/a/user.key`), in errors; no secret."""
+        """What people know it by (`key file laptop.key`), in errors; no secret."""
         ...
 
     @property

@@ -100,10 +100,50 @@ def summarize(value: Any, name: str) -> dict[str, object]:
     """
     raw = shown(value, name)
     facts: dict[str, object] = {"dtype": raw.dtype, "shape": list(raw.array.shape), "nbytes": raw.array.nbytes}
-    array = np.asarray(value.detach().cpu().float()) if raw.bits and value.is_floating_point() else raw.array
+    array = _readable(value, name)
     if array.dtype.kind in "fiub" and array.size:
         facts |= _numbers(array.astype(np.float64) if array.dtype.itemsize < 4 else array)
     return {**facts, "first": [_plain(item) for item in array.reshape(-1)[:8].tolist()]}
+
+
+def raw_bytes(value: Any, name: str) -> bytes:
+    """Return the elements of an array as bytes, C order, little-endian, in the type it really has.
+
+    Raises:
+        InvalidInput: as `shown`.
+    """
+    array = shown(value, name).array
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes(order="C")
+
+
+def elements(value: Any, name: str) -> dict[str, object]:
+    """Return dtype, shape and all elements as nested lists that JSON can hold.
+
+    Raises:
+        InvalidInput: as `shown`.
+    """
+    raw, array = shown(value, name), _readable(value, name)
+    return {"dtype": raw.dtype, "shape": list(raw.array.shape), "elements": _nested(array.tolist())}
+
+
+def text(value: Any, name: str) -> list[str]:
+    """Return all elements of an array as lines to read.
+
+    Raises:
+        InvalidInput: as `shown`.
+    """
+    array = _readable(value, name)
+    return np.array2string(array, threshold=array.size + 1, max_line_width=100, floatmode="unique").splitlines()
+
+
+def _readable(value: Any, name: str) -> Array:
+    """Return an array with numbers of a type that NumPy has, as wide as it needs."""
+    raw = shown(value, name)
+    return np.asarray(value.detach().cpu().float()) if raw.bits and value.is_floating_point() else raw.array
+
+
+def _nested(items: object) -> object:
+    return [_nested(item) for item in items] if isinstance(items, list) else _plain(items)
 
 
 def _numbers(array: Array) -> dict[str, object]:

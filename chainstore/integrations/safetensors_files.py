@@ -14,25 +14,10 @@ from pathlib import Path
 import torch
 
 from chainstore.errors import InvalidInput
+from chainstore.model.safetensors import DTYPES, MAX_HEADER_BYTES
 
-MAX_HEADER_BYTES = 100_000_000
-_DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "U16": torch.uint16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I32": torch.int32,
-    "U32": torch.uint32,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "I64": torch.int64,
-    "U64": torch.uint64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "C64": torch.complex64,
+_DTYPES: dict[str, torch.dtype] = {
+    code: getattr(torch, dtype) for code, dtype in DTYPES.items() if hasattr(torch, dtype)
 }
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import SupportsIndex
 
+from chainstore.display import size, table
 from chainstore.errors import InvalidInput, Malformed
 from chainstore.ids import ObjectId
 from chainstore.model.wire import Node, decode, encode
@@ -98,6 +99,22 @@ class Commit:
     def __repr__(self) -> str:
         step = f" step {self.step}" if self.step is not None else ""
         return f"<Commit {self.short}{step} {self.message!r}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        facts: dict[str, object] = {
+            "id": self.id,
+            "step": self.step,
+            "epoch": self.epoch,
+            "time": f"{self.time:%Y-%m-%d %H:%M:%S} UTC",
+            "author": self.author,
+            "parents": ", ".join(parent.short for parent in self.parents),
+            **{f"metric {name}": f"{value:.6g}" for name, value in self.metrics.items()},
+            **{f"meta {name}": value for name, value in self.meta.items()},
+            "state": f"{size(self.stats.raw_bytes)}, {size(self.stats.new_bytes)} of them new",
+            "stored": size(self.stats.stored_bytes),
+        }
+        return table(f"commit {self.short} {self.message}", [row for row in facts.items() if row[1] not in (None, "")])
 
 
 def encode_commit(root: ObjectId, parents: Sequence[ObjectId], note: Note, time_us: int, stats: Stats) -> bytes:

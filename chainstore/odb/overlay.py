@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from chainstore.model.change import PackGrown, decode_changes
 from chainstore.model.frame import Line
+from chainstore.odb.editor import Editor
 from chainstore.odb.record import Sealer
-from chainstore.odb.rows import Editor, Placed, Rows
+from chainstore.odb.rows import Placed, Rows
 from chainstore.storage.log import Position
 
 _Table = dict[bytes, bytes | None]

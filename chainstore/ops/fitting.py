@@ -7,10 +7,56 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from chainstore.errors import InvalidInput, StateMismatch
+
 WRAPPERS = frozenset({"module", "_orig_mod"})  # what DistributedDataParallel and torch.compile put before names
+ROLES = frozenset({"model", "optimizer", "scheduler", "scaler"})  # what objects that are given without a name can be
 _SHAPED_LIKE_PARAMETERS = frozenset(
     {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "exp_inf", "sum"}
 )  # of torch.optim; factored or quantized states have shapes and names of their own
+
+
+def role_of(thing: object) -> str:
+    """Return what an object is to a training run (one of `ROLES`), from what it can do."""
+    if hasattr(thing, "named_parameters"):
+        return "model"
+    if hasattr(thing, "param_groups"):
+        return "optimizer"
+    if hasattr(thing, "unscale_"):
+        return "scaler"
+    return "scheduler"
+
+
+def check_fit(missing: Sequence[str], unexpected: Sequence[str], mismatched: Sequence[str]) -> None:
+    """Refuse what does not fit; the first five paths of each kind are named, the error's attributes hold all.
+
+    Raises:
+        StateMismatch: any of the three holds something.
+    """
+    kinds = {
+        "missing from the snapshot": missing,
+        "not in the objects": unexpected,
+        "of another dtype or shape": mismatched,
+    }
+    parts = [f"{len(paths)} {what}: {_first(paths)}" for what, paths in kinds.items() if paths]
+    if parts:
+        text = "the snapshot does not fit: " + " | ".join(parts)
+        hint = "rng=False leaves the random numbers as they are" if missing[-1:] == ("rng",) else ""
+        raise StateMismatch(text, missing=missing, unexpected=unexpected, mismatched=mismatched, hint=hint)
+
+
+def check_flag(rng: object) -> None:
+    """Refuse an object that was given the name `rng`, which means something else.
+
+    Raises:
+        InvalidInput: it is not True or False.
+    """
+    if not isinstance(rng, bool):
+        raise InvalidInput(f"rng is True or False, not a {type(rng).__name__}", hint="the name rng is taken")
+
+
+def _first(paths: Sequence[str]) -> str:
+    return "; ".join(paths[:5]) + (f"; and {len(paths) - 5} more" if len(paths) > 5 else "")
 
 
 def matched_names(stored: Iterable[object], live: Iterable[object]) -> dict[str, str]:
@@ -57,10 +103,16 @@ def without_misfits(state: Mapping[str, Any], live: Mapping[str, Any]) -> Mappin
 
 def group_problems(stored: Sequence[Mapping[str, Any]], live: Sequence[Mapping[str, Any]], path: str) -> list[str]:
     """Return why the parameter groups of an optimizer do not fit, [] if they do."""
+    if not isinstance(stored, list | tuple) or not all(_is_group(group) for group in stored):
+        return [f"{path}: not the parameter groups of an optimizer"]
     theirs, ours = ([len(group["params"]) for group in groups] for groups in (stored, live))
     if ours == theirs:
         return []
     return [f"{path}: groups of {theirs} parameters in the snapshot, of {ours} in the live state"]
+
+
+def _is_group(group: object) -> bool:
+    return isinstance(group, Mapping) and isinstance(group.get("params"), list | tuple)
 
 
 def moment_problems(

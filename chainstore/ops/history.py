@@ -91,6 +91,8 @@ def resolve(db: LocalDatabase, revision: str, names: Names) -> ObjectId:
     Raises:
         RevisionNotFound: there is none; `nearest` holds the names that come closest.
     """
+    if not revision:  # a variable that was never set, more often than somebody who means HEAD
+        raise RevisionNotFound(revision, why="it is empty; HEAD is the current branch's tip")
     match = _SUFFIX.search(revision)
     base, rest = (revision, "") if match is None else (revision[: match.start()], revision[match.start() :])
     if rest.startswith("@{"):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from chainstore.display import count, size, table
 from chainstore.errors import ChainError, Damaged, IdMismatch, InvalidInput, Malformed, StorageError
 from chainstore.ids import ObjectId
 from chainstore.model.commit import Commit
@@ -18,7 +19,7 @@ from chainstore.model.tree import Root, page_links, read_tree
 from chainstore.observe import Observer, Progress
 from chainstore.odb.layout import Format
 from chainstore.odb.local import LocalDatabase
-from chainstore.odb.rows import View
+from chainstore.odb.view import View
 from chainstore.ops.history import read_commit
 from chainstore.ops.pipeline import run
 from chainstore.storage import fs
@@ -29,6 +30,7 @@ Level = Literal["quick", "links", "data"]
 LEVELS: tuple[Level, ...] = ("quick", "links", "data")
 _SMALL_FILE_BYTES = 1 << 20
 _TELL_EVERY = 16  # chunks
+_MOST_SHOWN = 20  # damages in a notebook
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,14 @@ class Damage:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What a verification looked at and found; `damaged` is empty when all is well."""
+    """What a verification looked at and found; `damaged` is empty when all is well.
+
+    Attributes:
+        level: "quick", "links" or "data".
+        lines, refs, commits, pages, chunks: how many were looked at; pages and chunks are those that commits reach.
+        read_bytes: of chunks, at level "data".
+        damaged: what is not as it was stored.
+    """
 
     level: Level
     lines: int = 0
@@ -64,6 +73,21 @@ class VerifyReport:
     def ok(self) -> bool:
         """Whether nothing is damaged."""
         return not self.damaged
+
+    def __repr__(self) -> str:
+        found = "all is well" if self.ok else f"{len(self.damaged)} damaged"
+        counts = {"log line": self.lines, "ref": self.refs, "commit": self.commits, "chunk": self.chunks}
+        looked = ", ".join(count(number, noun) for noun, number in counts.items())
+        return f"<VerifyReport {self.level}: {found}; {looked}, {size(self.read_bytes)} read>"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        looked = [(name, getattr(self, name)) for name in ("lines", "refs", "commits", "pages", "chunks")]
+        damage = [("damaged", found.what) for found in self.damaged[:_MOST_SHOWN]]
+        if len(self.damaged) > _MOST_SHOWN:
+            damage.append(("damaged", f"and {len(self.damaged) - _MOST_SHOWN} more, in .damaged"))
+        title = f"verify {self.level}: {'all is well' if self.ok else f'{len(self.damaged)} damaged'}"
+        return table(title, [*looked, ("read", size(self.read_bytes)), *damage])
 
 
 def verify(db: LocalDatabase, level: Level, *, threads: int, observer: Observer) -> VerifyReport:

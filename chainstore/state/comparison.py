@@ -6,7 +6,6 @@ from typing import Final, NamedTuple, Protocol
 from chainstore.errors import Malformed
 from chainstore.model.paths import Attr, Path, decode_key, format_path
 from chainstore.model.spec import Spec
-from chainstore.model.tree import Entry
 from chainstore.model.wire import Node
 from chainstore.state import nodes
 from chainstore.state.flatten import Walk
@@ -21,6 +20,13 @@ class Described(Protocol):
     def node(self) -> Node: ...
     @property
     def spec(self) -> Spec | None: ...
+
+
+class Placed(Described, Protocol):
+    """An entry or a leaf, with its place."""
+
+    @property
+    def path(self) -> Path: ...
 
 
 class Comparison(NamedTuple):
@@ -75,7 +81,7 @@ def _shape(sizes: Node) -> tuple[int, ...]:
     raise Malformed("entry", "not a shape")
 
 
-def compare(entries: Sequence[Entry], into: object, *, root: Path = ()) -> Comparison:
+def compare(entries: Sequence[Placed], into: object, *, root: Path = ()) -> Comparison:
     """Return how the leaves at and below `root` differ from those of a live state.
 
     Values of the live state that could not be stored count as there; inner parts of arrays do not count.

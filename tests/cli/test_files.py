@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import chainstore as cs
-from chainstore.cli.export import array_name
 from chainstore.cli.folder import Folder, Part, check_names
+from chainstore.cli.formats import array_name
 from chainstore.errors import InvalidInput
 from chainstore.integrations.safetensors_files import read_safetensors
 from chainstore.testing.same import assert_same
@@ -220,7 +220,9 @@ def test_equal_files_are_left_alone_and_others_replaced(chain, stored):
     chain("checkout", "HEAD", "-o", "out")
     kept = Path("out/notes.txt").stat().st_mtime_ns
     Path("out/values.json").write_text("other")
-    files = {f["name"]: f["unchanged"] for f in chain("checkout", "HEAD", "-o", "out", "--json").json["files"]}
+    files = {
+        f["name"]: f["unchanged"] for f in chain("checkout", "HEAD", "-o", "out", "--force", "--json").json["files"]
+    }
     assert files.pop("values.json") is False and all(files.values())
     assert Path("out/notes.txt").stat().st_mtime_ns == kept
     assert not list(Path("out").rglob("*.part"))

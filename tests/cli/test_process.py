@@ -46,6 +46,14 @@ raise SystemExit(code)
         ["verify"],
         ["show"],
         ["stats"],
+        ["status"],
+        ["ls"],
+        ["du"],
+        ["log", "--graph", "--stat"],
+        ["stats", "--plot"],
+        ["merge-base", "main", "wider"],
+        ["config", "list"],
+        ["key", "list"],
         ["switch", "wider"],
         ["checkout", "best"],
         ["--help"],
@@ -198,3 +206,23 @@ def test_without_a_terminal_a_passphrase_is_not_asked_for(chain, place, monkeypa
 def test_quiet_and_no_progress_keep_standard_error_empty(chain, place):
     assert chain("init", "-q").err == ""
     assert chain("log", "-q").err == ""
+
+
+def completed(words: str, position: int) -> list[str]:
+    environment = {**os.environ, "_CHAIN_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(position)}
+    done = subprocess.run(CHAIN, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr
+    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+
+def test_a_shell_completes_commands_options_and_commands_below_others():
+    assert completed("chain re", 1) == ["reset", "reflog", "rebuild-index"]
+    assert completed("chain log --gr", 2) == ["--graph"]
+    assert completed("chain key r", 2) == ["remove", "rotate"]
+
+
+def test_a_script_for_every_shell_is_printed(chain, place):
+    for shell, sign in (("bash", "complete -o nosort"), ("zsh", "compdef"), ("fish", "complete --no-files")):
+        done = chain("completion", shell)
+        assert done.code == 0 and sign in done.out and "_CHAIN_COMPLETE" in done.out
+    assert chain("completion", "csh").code == 2

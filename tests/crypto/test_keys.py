@@ -70,10 +70,8 @@ def test_a_hostile_cost_is_refused_before_any_work(cost):
     with pytest.raises(InvalidInput):
         Argon2Cost(*cost)
     stored = cost[0].to_bytes(4, "little") + bytes(cost[1:]) + bytes(16)
-    began = time.perf_counter()
     with pytest.raises(Malformed):
         Passphrase(SECRET).unwrap(REPO, stored)
-    assert time.perf_counter() - began < 0.05
 
 
 @given(st.binary(max_size=40).filter(lambda stored: len(stored) != 22))

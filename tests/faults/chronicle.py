@@ -168,19 +168,19 @@ class Actor:
     """Does one random change after the other and keeps the chronicle of it.
 
     Args:
-        number: of its first commit; those of actors at work together must not meet.
+        number: of its next commit; those of actors at work together must not meet.
     """
 
     def __init__(self, repo: Repository, chronicle: Chronicle, source: random.Random, number: int) -> None:
         self._repo, self._chronicle, self._source = repo, chronicle, source
-        self._number = number
+        self.number = number
 
     def act(self) -> None:
         """Do one change."""
         ours = [name for name in self._repo.branches() if name.startswith(self._chronicle.owner)]
         kinds = ["commit"] * 8 + ["writer"] * 3 + ["branch", "tag", "tag", "rebuild"]
         kind = self._source.choice(kinds) if ours else "commit"
-        name = f"{self._chronicle.owner}{self._number}"
+        name = f"{self._chronicle.owner}{self.number}"
         at = self._source.choice(ours) if ours else name
         if kind == "branch" and len(ours) < 5:
             with self._chronicle.change("branch", name=name, at=at):
@@ -193,11 +193,11 @@ class Actor:
                 self._repo.rebuild_index()
         else:
             self.commit(at, piecewise=kind == "writer")
-        self._number += 1
+        self.number += 1
 
     def commit(self, branch: str, *, piecewise: bool = False) -> None:
         """Make the next commit, at once or with a writer."""
-        number = self._number
+        number = self.number
         with self._chronicle.change("commit", name=branch, number=number) as line:
             if piecewise:
                 with self._repo.writer(branch, str(number), step=number) as writer:

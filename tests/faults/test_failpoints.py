@@ -22,9 +22,9 @@ Script = Callable[[Repository, Chronicle], None]
 def commits(repo: Repository, chronicle: Chronicle) -> None:
     actor = Actor(repo, chronicle, random.Random(1), 10)
     actor.commit("a")
-    actor._number += 1
+    actor.number += 1
     actor.commit("a", piecewise=True)
-    actor._number += 1
+    actor.number += 1
     actor.commit("new")
 
 
@@ -73,7 +73,7 @@ class Prepared:
         with init(folder / "repo", key=self.key, threads=1) as repo:
             actor = Actor(repo, chronicle, random.Random(1), 1)
             for number in range(1, 4):
-                actor._number = number
+                actor.number = number
                 actor.commit("a", piecewise=number == 2)
             repo.tag("first", "a~2")
             self.refs = observe(repo)
@@ -106,6 +106,8 @@ def look(path: Path, key: KeyFile, chronicle: Chronicle, before: Refs) -> None:
         after = go_on(repo, path)
         assert not repo.rebuild_index().problems
         after.check(repo, seen)
+    if any(change["what"] == "key" for change in chronicle.read()[0]):
+        open_repository(path, key=KeyFile(path.parent / "second-key")).close()
 
 
 def go_on(repo: Repository, path: Path) -> Chronicle:

@@ -16,9 +16,12 @@ from chainstore.model.tree import Entry, Extent
 from chainstore.observe import silent
 from chainstore.odb.batch import LocalBatch
 from chainstore.odb.layout import Format, Layout
-from chainstore.odb.local import LocalDatabase, Surroundings, create_local, open_local
-from chainstore.odb.rebuild import RebuildReport, rebuild_index
+from chainstore.odb.local import LocalDatabase
+from chainstore.odb.opening import create_local, open_local
+from chainstore.odb.rebuild import rebuild_index
+from chainstore.odb.rebuild_report import RebuildReport
 from chainstore.odb.record import SUITE_NONE, SUITE_V1, Sealer
+from chainstore.odb.surroundings import Surroundings
 from chainstore.ops.commit import write_commit, write_trees
 
 MAIN = "heads/main"

@@ -10,9 +10,11 @@ from chainstore.errors import FormatTooNew, IdMismatch, Malformed
 from chainstore.ids import Kind, ObjectId
 from chainstore.model.change import Dead, Retired
 from chainstore.model.frame import Header, frame_record
-from chainstore.odb.local import GoneMeanwhile, LocalDatabase
+from chainstore.odb.conflicts import GoneMeanwhile
+from chainstore.odb.editor import Editor
+from chainstore.odb.local import LocalDatabase
 from chainstore.odb.record import Sealer
-from chainstore.odb.rows import Editor, Placed
+from chainstore.odb.rows import Placed
 from tests.odb.stores import Store, logical, put
 
 TAG = 200
@@ -157,8 +159,8 @@ def test_a_base_in_a_later_pack_than_what_builds_on_it_is_found_by_a_rebuild(sto
             place = view.place(base)
             pack = view.pack(place.pack).pack
         # what gc does: copy the base forward, then give the first pack up
-        db._suspect.add(base)
-        db._idle.clear()
+        db._reader.suspects.add(base)
+        db._hold._idle.clear()
         three = db.batch("none")
         three.append(Kind.CHUNK, version(0))
         db.publish(three, [Dead(pack, ((place.offset, place.offset + place.length),)), Retired(pack)])
@@ -259,8 +261,8 @@ def test_each_base_is_read_once_however_often_it_is_needed(store, monkeypatch):
                 db.retire_batch(batch)
                 plains.append(plain)
             reads = []
-            fetch = db._fetch
-            monkeypatch.setattr(db, "_fetch", lambda bench, id: (reads.append(id), fetch(bench, id))[1])
+            fetch = db._reader._fetch
+            monkeypatch.setattr(db._reader, "_fetch", lambda bench, id: (reads.append(id), fetch(bench, id))[1])
             assert bytes(db.read(db.sealer.id(Kind.CHUNK, plains[-1]))) == plains[-1]
             assert len(reads) == len(plains)
     finally:

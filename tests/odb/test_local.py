@@ -24,9 +24,9 @@ from chainstore.errors import (
 from chainstore.ids import Kind, ObjectId
 from chainstore.model.change import Incident, Mark, SetConfig, SetRef, Swept
 from chainstore.model.frame import parse_contents, split_record
-from chainstore.odb import local
 from chainstore.odb.batch import LocalBatch
-from chainstore.odb.local import GoneMeanwhile
+from chainstore.odb.conflicts import GoneMeanwhile
+from chainstore.odb.editor import Editor
 from chainstore.storage import fs, index, log
 from chainstore.storage.pack import scan
 from tests.odb.stores import MAIN, Store, commit, logical, put, tip
@@ -379,7 +379,7 @@ def test_an_object_that_is_small_no_more_is_not_read_from_where_the_small_one_wa
         db.retire_batch(batch)
         with db.view() as view:
             assert view.inline(id) is not None
-        db._suspect.add(id)
+        db._reader.suspects.add(id)
         put(db, plain)
         with db.view() as view:
             assert view.inline(id) is None
@@ -539,8 +539,8 @@ def test_settling_makes_the_log_and_the_packs_durable_before_the_index_knows(sto
         monkeypatch.setattr(
             fs, "failpoint", lambda name, path: done.append((name, path.relative_to(store.root).parts[0]))
         )
-        applied = local.Editor.apply
-        monkeypatch.setattr(local.Editor, "apply", lambda *args: (done.append(("apply", "index")), applied(*args)))
+        applied = Editor.apply
+        monkeypatch.setattr(Editor, "apply", lambda *args: (done.append(("apply", "index")), applied(*args)))
         db.settle()
         early = done[: done.index(("apply", "index"))]
         assert ("fdatasync", "log") in early
@@ -675,7 +675,7 @@ def test_a_crash_while_a_segment_is_begun_changes_nothing(store, small_segments,
         place = Store(store.root / operation, encrypted=False)
         with closing(place.create()) as db:
             commit(db, b"first")
-            while not db.log.is_full(db._position()):
+            while not db.log.is_full(db._index.position()):
                 put(db, os.urandom(10))
             expected = logical(db)
             with failing(monkeypatch, (operation, "/log"), code=errno.EIO), pytest.raises(StorageError):

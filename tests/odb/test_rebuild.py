@@ -112,7 +112,7 @@ def test_a_damaged_log_is_healed_from_the_index(either_store, hurt):
 def test_with_both_damaged_what_is_lost_is_said(store):
     with closing(store.create()) as db:
         first = commit(db, b"1")
-        position = db._position()
+        position = db._index.position()
         commit(db, b"2")
         commit(db, b"3")
     path = store.layout.log / "00000001"
@@ -281,7 +281,7 @@ def test_of_two_equal_records_the_intact_one_wins_whatever_the_order(store, monk
 
 
 def test_many_records_go_in_several_transactions(store, monkeypatch):
-    monkeypatch.setattr("chainstore.odb.rebuild._RECORDS_PER_TRANSACTION", 7)
+    monkeypatch.setattr("chainstore.odb.replay._RECORDS_PER_TRANSACTION", 7)
     with closing(store.create()) as db:
         put(db, *(b"%d" % n for n in range(50)))
         before = logical(db)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from chainstore.errors import ChainError, Damaged, SnapshotForgotten
 from chainstore.model.change import Dead, Mark, Retired, SetConfig, SetKeyring, Swept, Unmark
-from chainstore.odb.rows import View, is_within
+from chainstore.odb.rows import is_within
+from chainstore.odb.view import View
 from tests.odb.stores import commit, logical, put, tip
 
 

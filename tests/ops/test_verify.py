@@ -109,7 +109,7 @@ def test_a_lost_page_and_a_lost_commit_are_found(store):
 def test_a_rotten_log_is_found(store):
     with closing(store.create()) as db:
         commit(db, b"1")
-        position = db._position()
+        position = db._index.position()
         commit(db, b"2")
         flip(store.layout.log / "00000001", position.start + 70)
         assert without_keyring(look(db, "quick"))
@@ -117,7 +117,7 @@ def test_a_rotten_log_is_found(store):
 
 def test_a_log_that_is_shorter_than_the_index_is_found(store):
     with closing(store.create()) as db:
-        position = db._position()
+        position = db._index.position()
         commit(db, b"1")
         db.log.cut(position)
         assert any("ends at line" in damage.what for damage in look(db, "quick").damaged)

@@ -218,7 +218,8 @@ def test_rotten_bytes_are_not_shown_in_errors(tmp_path: Path) -> None:
 def test_secrets_are_not_in_what_objects_print(tmp_path: Path) -> None:
     key = cs.Passphrase("cnrySecret", Argon2Cost(64, 1, 1))
     with cs.init(tmp_path / "r", key=key) as repo:
-        shown = f"{repo!r} {repo._settings!r} {repo._core!r} {key!r} {key} {repo.key_slots()} {repo.key_origin}"
+        handle = repo._handle
+        shown = f"{repo!r} {handle.settings!r} {handle.core!r} {key!r} {key} {repo.key_slots()} {repo.key_origin}"
         bundle = repo._db.sealer._bundle
         assert bundle is not None
         shown += f"{bundle!r} {repo._db.sealer!r}"

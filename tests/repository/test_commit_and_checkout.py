@@ -15,6 +15,7 @@ import torch
 import chainstore as cs
 from chainstore.errors import (
     AlreadyExists,
+    BranchDeleted,
     ChainError,
     ConfigError,
     InvalidInput,
@@ -237,6 +238,42 @@ def test_expected_head_refuses_when_the_branch_is_elsewhere(repo: cs.Repository)
         assert repo.commit({}, expected_head=expected).parents == (one.id,)
     with pytest.raises(RefConflict):
         repo.commit({}, branch="new", expected_head=one)
+
+
+def test_expected_head_on_a_detached_head_means_the_commit_it_is_on(repo: cs.Repository) -> None:
+    zero, one = series(repo, 2)
+    repo.detach(zero)
+    with pytest.raises(RefConflict) as caught:
+        repo.commit({}, expected_head=one)
+    assert (caught.value.ref, caught.value.found) == ("HEAD", str(zero.id))
+    assert list(repo.branches()) == ["main"] and repo.branch_name is None
+    assert repo.commit({}, expected_head=zero).parents == (zero.id,)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_commit_to_a_branch_that_was_deleted_elsewhere_is_refused(repo: cs.Repository, named: bool) -> None:
+    series(repo, 2)
+    with cs.open(repo.path) as other:
+        other.switch("kept", create=True)
+        tip = other.delete_ref("main")
+    with pytest.raises(RefConflict, match="'main' was deleted") as caught:
+        repo.commit({"n": 1}, branch="main" if named else None)
+    assert isinstance(caught.value, BranchDeleted) and "switch" in caught.value.hint and "branch=" in caught.value.hint
+    with pytest.raises(BranchDeleted), repo.writer() as writer:
+        writer["n"] = 1
+    assert list(repo.branches()) == ["kept"]
+    assert repo.commit({"n": 2}, branch="kept").parents == (tip,)
+    assert repo.commit({"n": 3}, parents=[tip]).parents == (tip,)
+    assert set(repo.branches()) == {"kept", "main"}
+
+
+def test_a_branch_that_was_never_there_is_begun_without_a_parent(repo: cs.Repository) -> None:
+    with cs.open(repo.path) as other:
+        other.commit({}, branch="aside")
+        other.delete_ref("aside")
+        other.switch("aside", create=True)
+        assert other.commit({}).parents == ()
+    assert repo.commit({}).parents == ()
 
 
 def test_an_empty_commit_is_refused_where_it_is_not_wanted(repo: cs.Repository) -> None:
@@ -467,7 +504,7 @@ UNKNOWN = [
         "main@{" + "9" * 400 + "h ago}",
         "step:" + "9" * 5000,
     ),
-    *("main^" + "9" * 5000, "x" * 10_000, "main" + "~1" * 2000, "..", "main..main", "-", "/", "~", "^", "@{1}~9"),
+    *("", "main^" + "9" * 5000, "x" * 10_000, "main" + "~1" * 2000, "..", "main..main", "-", "/", "~", "^", "@{1}~9"),
 ]
 
 

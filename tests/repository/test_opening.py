@@ -30,9 +30,10 @@ from chainstore.errors import (
 from chainstore.model.frame import crc32c
 from chainstore.observe import Notice
 from chainstore.odb.layout import Format, Layout
-from chainstore.odb.local import create_local
+from chainstore.odb.opening import create_local
 from chainstore.odb.record import SUITE_NONE, Sealer
-from chainstore.repository import _surroundings, rebuild
+from chainstore.repository import rebuild
+from chainstore.repository.settings import surroundings
 from tests.repository.conftest import noise
 
 CHEAP = Argon2Cost(memory_kib=64, passes=1, lanes=1)
@@ -324,7 +325,7 @@ def with_extension(root: Path, name: str, read: bool, write: bool, gc: bool) -> 
     layout.create()
     format = Format(os.urandom(16), SUITE_NONE, extensions=((name, (read, write, gc)),))
     create_local(
-        layout, format, Sealer(format.repo_id, None, os.urandom), 0, _surroundings(), head="heads/main", config={}
+        layout, format, Sealer(format.repo_id, None, os.urandom), 0, surroundings(), head="heads/main", config={}
     ).close()
     layout.write_format(format)
     return root

@@ -294,9 +294,9 @@ def test_a_pickled_repository_opens_the_same_way_again(tmp_path: Path, readonly:
         data, id = pickle.dumps(repo), repo.id
     with pickle.loads(data) as again:
         assert again.id == id
-        assert again._settings.readonly is readonly
-        assert again._settings.threads == 3
-        assert again._settings.index_dir == tmp_path / "index"
+        assert again._handle.settings.readonly is readonly
+        assert again._handle.settings.threads == 3
+        assert again._handle.settings.index_dir == tmp_path / "index"
 
 
 # ---- interrupted

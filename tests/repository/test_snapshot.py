@@ -595,7 +595,7 @@ def test_a_damaged_file_names_the_file(repo: cs.Repository, tmp_path: Path) -> N
     good = repo.commit({}, files={"data.bin": __file__})
     (tmp_path / "f").write_bytes(noise(1, 100_000).tobytes())
     repo.commit({}, files={"data.bin": tmp_path / "f"})
-    flip(repo, next(extent.chunk for entry in repo["main"]._entries("files") for extent in entry.extents))
+    flip(repo, next(extent.chunk for entry in repo["main"]._files().values() for extent in entry.extents))
     with cs.open(repo.path, readonly=True) as fresh, pytest.raises(IdMismatch) as caught:
         fresh["main"].read_file("data.bin")
     assert caught.value.path == "data.bin"

@@ -414,7 +414,7 @@ def test_a_change_in_the_log_that_a_later_version_made_is_refused_by_its_code(
     root = made(tmp_path / "r", encrypt=encrypt)
     with cs.open(root) as repo:
         db = repo._db
-        at = db._position()
+        at = db._index.position()
         line = db.sealer.seal_line(at.seq + 1, at.hash, encode([1, [[77, b"news"]]]))
         db.log.append(line, at)
     with pytest.raises(FormatTooNew, match="77"):

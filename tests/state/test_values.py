@@ -4,7 +4,6 @@ import random
 import struct
 import subprocess
 import sys
-import time
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from contextlib import suppress
 from dataclasses import dataclass
@@ -169,14 +168,12 @@ def test_a_container_used_twice_comes_back_as_two():
     assert back[0] is not back[1]
 
 
-def test_the_state_of_random_takes_few_bytes_and_little_time():
+def test_the_state_of_random_and_long_lists_of_floats_take_few_bytes():
     state = random.getstate()
     node = encode_value(state)
     assert len(wire.encode(node)) < 3300
     losses = [random.random() for _ in range(100_000)]
-    start = time.perf_counter()
     encoded = wire.encode(encode_value(losses))
-    assert time.perf_counter() - start < 0.1  # takes 3 ms; one by one it would be 50 and more
     assert len(encoded) < 8 * len(losses) + 20
 
 

@@ -352,18 +352,6 @@ def test_a_second_writer_in_one_thread_is_refused_not_a_deadlock(index):
     assert row(index, "refs", b"main") == b"1"
 
 
-def test_a_look_up_takes_few_microseconds(index):
-    put(index, "objects", {b"%04d" % i * 8: bytes(60) for i in range(1000)})
-    best = 1.0
-    for _ in range(5):
-        started = time.perf_counter()
-        for i in range(1000):
-            with index.read() as reader:
-                reader.get("objects", b"%04d" % i * 8)
-        best = min(best, (time.perf_counter() - started) / 1000)
-    assert best < 50e-6  # measured 2.5 us; ten times as much would still be no reason to fail on a busy machine
-
-
 # -- the map -----------------------------------------------------------------------------------------------------------
 
 

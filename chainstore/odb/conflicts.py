@@ -1,0 +1,83 @@
+"""Conflicts: what a publication is refused for, because something moved since it was prepared.
+
+All of it is looked at under the publish lock, right before the line is appended.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from chainstore.errors import Conflict, RefConflict, SnapshotForgotten
+from chainstore.ids import ObjectId
+from chainstore.model.change import Change, SetRef, Target, Unmark
+from chainstore.model.frame import MAX_DEPTH
+from chainstore.odb.batch import LocalBatch
+from chainstore.odb.view import View
+
+
+class GoneMeanwhile(Conflict):
+    """Objects that a commit relied on were collected while it was written; storing them again helps."""
+
+    code = "gone-meanwhile"
+
+
+def check_publishable(
+    view: View, batch: LocalBatch | None, changes: Sequence[Change], parents: Sequence[ObjectId]
+) -> None:
+    """Refuse a publication that does not fit what is in force.
+
+    Raises:
+        RefConflict: a ref is not where a `SetRef` expects it.
+        SnapshotForgotten: gc has begun to take what a ref or a new commit would lead to.
+        GoneMeanwhile: an object that the batch relied on is no longer there.
+    """
+    _check_refs(view, changes)
+    _check_marks(view, [*parents, *_led_to(changes)])
+    if batch is not None:
+        _check_batch(view, batch)
+
+
+def _check_refs(view: View, changes: Sequence[Change]) -> None:
+    """Refuse to move a ref that is elsewhere by now, or to move one twice."""
+    moved: dict[str, Target] = {}
+    for change in changes:
+        if not isinstance(change, SetRef):
+            continue
+        row = view.ref(change.name)
+        found = moved.get(change.name, row.target if row is not None else None)
+        if found != change.old:
+            raise RefConflict(change.name, _text(change.old), _text(found))
+        moved[change.name] = change.new
+
+
+def _led_to(changes: Sequence[Change]) -> Iterator[Target]:
+    """Yield the commits that `changes` lead to, or take back from being forgotten."""
+    for change in changes:
+        if isinstance(change, SetRef):
+            yield change.new
+        elif isinstance(change, Unmark):
+            yield from change.commits
+
+
+def _check_marks(view: View, targets: Iterable[Target]) -> None:
+    """Refuse to lead to a commit whose bytes gc has begun to take."""
+    for target in targets:
+        mark = view.mark(target) if isinstance(target, ObjectId) else None
+        if mark is not None and mark.swept:
+            raise SnapshotForgotten(f"commit {mark.commit.short} was forgotten by {mark.policy}")
+
+
+def _check_batch(view: View, batch: LocalBatch) -> None:
+    """Refuse a batch that relies on objects which are gone, or whose bases are."""
+    gone = [id for id in batch.relied if view.place(id) is None]
+    stored = batch.stored
+    for header in stored.values():
+        for base in header.bases:
+            place = view.place(base)
+            depths = [below.depth for below in (stored.get(base), place) if below is not None]
+            if min(depths, default=MAX_DEPTH) >= header.depth:
+                gone.append(base)
+    if gone:
+        raise GoneMeanwhile(f"{len(gone)} objects that this commit relied on were collected meanwhile")
+
+
+def _text(target: Target) -> str | None:
+    return str(target) if target is not None else None

@@ -1,0 +1,157 @@
+"""Opening: a local database made in an empty directory, or opened where one is, distrusted until it was looked at.
+
+An index is trusted where it lies as it was left: by this machine, after a clean end.  A copy, a backup that was put
+back, or a machine that went down is walked first, page by page.
+"""
+
+from pathlib import Path
+
+from chainstore.errors import Damaged, Malformed, StaleKeyring, StorageError
+from chainstore.leases import publish_lock
+from chainstore.model.change import Checkpoint, Target, encode_changes
+from chainstore.odb.editor import Editor
+from chainstore.odb.in_force import check_repository
+from chainstore.odb.layout import Format, Layout, Owner
+from chainstore.odb.local import LocalDatabase
+from chainstore.odb.publisher import ROOM, no_records
+from chainstore.odb.record import Sealer
+from chainstore.odb.surroundings import Surroundings
+from chainstore.storage import fs
+from chainstore.storage.index import Index
+from chainstore.storage.log import BEGINNING, Log
+
+VERIFY_ALWAYS_BYTES = 64 << 20  # an index up to this size is walked at every writing open (7-10 ms a MB)
+_SPARE_PAGES = 48
+_SPARE_ROW_BYTES = 4000  # one takes a page of its own
+_HEAL = "`chain rebuild-index` makes it anew from the log and the packs"
+
+
+def create_local(
+    layout: Layout,
+    format: Format,
+    sealer: Sealer,
+    keyring_number: int,
+    around: Surroundings,
+    *,
+    head: Target,
+    config: dict[str, str],
+) -> LocalDatabase:
+    """Make an empty database in a directory whose folders exist; `format` is written last, by the caller."""
+    for segment in Log(layout.log).segments():
+        fs.unlink(Log(layout.log).path(segment))  # left by an init that was cut off
+    point = Checkpoint(format.hash, keyring_number, (("HEAD", head),), tuple(config.items()), (), (), ())
+    time_us = around.now_us()
+    line = sealer.seal_line(1, bytes(32), encode_changes(time_us, [point]))
+    at = Log(layout.log).append(line, BEGINNING, new_segment=True)
+    uuid = around.random(16).hex()
+    index = Index.create(layout.index(uuid))
+    index.ensure_room(ROOM)
+    with index.write() as rows:
+        editor = Editor(rows, sealer)
+        editor.identify(format.repo_id, format.hash, keyring_number)
+        editor.restore(point, no_records)
+        editor.apply(at, line, time_us, [point], no_records)
+    _make_spare_pages(index)
+    owner = Owner(uuid, index.inode[1], around.host)
+    layout.write_owner(owner)
+    return LocalDatabase(layout, sealer, index, owner, around, readonly=False)
+
+
+def open_local(
+    layout: Layout, format: Format, sealer: Sealer, keyring_number: int, around: Surroundings, *, readonly: bool
+) -> LocalDatabase:
+    """Open the database of a directory.
+
+    Raises:
+        Damaged: the index is missing or broken, or does not fit the log; `rebuild-index` heals it.
+        WrongRepository, StaleKeyring: files of another repository or of another time lie here.
+    """
+    index, owner = _open_for_reading(layout, around) if readonly else _open_for_writing(layout, around)
+    db = LocalDatabase(layout, sealer, index, owner, around, readonly=readonly)
+    try:
+        _check_identity(index, layout, sealer, format, keyring_number)
+        db.attach()
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _open_for_writing(layout: Layout, around: Surroundings) -> tuple[Index, Owner]:
+    fs.make_dirs(layout.leases)  # a copy may lack it
+    with publish_lock(layout.leases, around.who) as unclean:  # nobody puts another index in force meanwhile
+        layout.complete()
+        owner = layout.read_owner()
+        path = layout.index(owner.uuid)
+        if unclean or _size(path) <= VERIFY_ALWAYS_BYTES:
+            _walk(path)
+        owner = _known_inode(layout, path, owner, around, adopt=True)
+        return Index.open(path), owner
+
+
+def _open_for_reading(layout: Layout, around: Surroundings) -> tuple[Index, Owner]:
+    while True:
+        owner = layout.read_owner()
+        path = layout.index(owner.uuid)
+        try:
+            owner = _known_inode(layout, path, owner, around, adopt=False)
+            return Index.open(path, readonly=True), owner
+        except (Damaged, StorageError):
+            if layout.read_owner().uuid == owner.uuid:
+                raise
+            # else it was rebuilt meanwhile
+
+
+def _make_spare_pages(index: Index) -> None:
+    """Leave free pages in a new index.
+
+    Every transaction of LMDB writes the pages it touches anew, a dozen for a small commit, and takes free ones for
+    that only where an older transaction left some; without these the first commits each grow the file by 40 KB.
+    """
+    rows = [number.to_bytes(2, "big") for number in range(_SPARE_PAGES)]
+    with index.write() as out:
+        for row in rows:
+            out.put("meta", b"spare" + row, bytes(_SPARE_ROW_BYTES))
+    with index.write() as out:
+        for row in rows:
+            out.delete("meta", b"spare" + row)
+    with index.write() as out:  # a page that was freed is used again only two transactions later
+        out.put("meta", b"spare", b"")
+
+
+def _known_inode(layout: Layout, path: Path, owner: Owner, around: Surroundings, *, adopt: bool) -> Owner:
+    """Look at an index that was put here (a copy, a backup) before it is trusted."""
+    try:
+        inode = (path / "data.mdb").stat().st_ino
+    except FileNotFoundError:
+        raise Damaged(f"the index of {layout.root} is missing", hint=_HEAL) from None
+    if inode == owner.inode:
+        return owner
+    _walk(path)
+    owner = Owner(owner.uuid, inode, around.host)
+    if adopt:
+        layout.write_owner(owner)
+    return owner
+
+
+def _walk(path: Path) -> None:
+    problems = Index.verify_file(path)
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise Damaged(f"the index is damaged: {problems[0]}{more}", hint=_HEAL)
+
+
+def _size(path: Path) -> int:
+    data = path / "data.mdb"
+    return data.stat().st_size if data.exists() else 0
+
+
+def _check_identity(index: Index, layout: Layout, sealer: Sealer, format: Format, keyring_number: int) -> None:
+    format_hash, keyring = check_repository(index, layout, sealer)
+    if format_hash != format.hash:
+        raise Malformed("format", "it is not the file this repository was last used with")
+    if keyring_number < keyring:
+        raise StaleKeyring(
+            f"the key slots are number {keyring_number}, but number {keyring} is in force",
+            hint="restore `keyring` and `keyring.bak` from the newest copy of the repository",
+        )

@@ -1,0 +1,74 @@
+"""The face: one repository, as its users see it.
+
+    repo = open("runs/gpt", create=True)
+    commit = repo.commit(state, "message", step=1200, metrics={"loss": 1.84})      # durable when it returns
+    state = repo.checkout("main~2")                                                # bit for bit
+    for commit in repo.log(): ...
+
+What is where:
+
+    face        `Repository`: every method a user can call, and what it promises
+    opening     `init`, `open`, `rebuild`, `locate`: from a path to a repository
+    recording   from what a commit is asked to be to a published commit
+    writer      `Writer`: a commit built piece by piece
+    refs        branches, tags and HEAD, moved
+    comparing   two snapshots side by side
+    upkeep      statistics, and the index made anew
+    handles     what the handles of one process share, and what each holds
+    slots       keys that open a repository
+    settings    how it was asked to be opened
+"""
+
+from chainstore.errors import ForkedHandle, NotFound, RepositoryNotFound
+from chainstore.odb.rebuild_report import RebuildReport
+from chainstore.ops.differences import KINDS as ANOMALY_KINDS
+from chainstore.ops.differences import ORDER as DIFF_ORDER
+from chainstore.ops.differences import Anomaly, Diff, FileDiff, TensorDiff, ValueDiff
+from chainstore.ops.rollback import Rollback
+from chainstore.ops.usage import BranchUsage, KindUsage, PathUsage, Usage
+from chainstore.ops.verify import VerifyReport
+from chainstore.repository.face import Repository
+from chainstore.repository.handles import Revision
+from chainstore.repository.opening import Ground, init, key_kinds, locate, open, rebuild, survey
+from chainstore.repository.settings import CHAIN_DIR, Settings
+from chainstore.repository.slots import KeySlot
+from chainstore.repository.upkeep import RepositoryStats, Status, rebuild_at
+from chainstore.repository.writer import Writer
+from chainstore.settings import CODECS
+
+__all__ = [
+    "ANOMALY_KINDS",
+    "CHAIN_DIR",
+    "CODECS",
+    "DIFF_ORDER",
+    "Anomaly",
+    "BranchUsage",
+    "Diff",
+    "FileDiff",
+    "ForkedHandle",
+    "Ground",
+    "KeySlot",
+    "KindUsage",
+    "NotFound",
+    "PathUsage",
+    "RebuildReport",
+    "Repository",
+    "RepositoryNotFound",
+    "RepositoryStats",
+    "Revision",
+    "Rollback",
+    "Settings",
+    "Status",
+    "TensorDiff",
+    "Usage",
+    "ValueDiff",
+    "VerifyReport",
+    "Writer",
+    "init",
+    "key_kinds",
+    "locate",
+    "open",
+    "rebuild",
+    "rebuild_at",
+    "survey",
+]

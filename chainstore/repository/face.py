@@ -1,0 +1,509 @@
+"""The face: `Repository`, with every method a user can call and what it promises.
+
+Each method says here what it does, for whom it fails, and hands the work to the room that does it.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from chainstore import access
+from chainstore.crypto.keys import KeyProvider
+from chainstore.errors import SnapshotNotFound
+from chainstore.ids import ObjectId
+from chainstore.lazy import Globs, Reading, Snapshot
+from chainstore.model.change import ReflogLine, SetConfig
+from chainstore.model.commit import Commit
+from chainstore.observe import silent
+from chainstore.odb.local import LocalDatabase
+from chainstore.odb.rebuild_report import RebuildReport
+from chainstore.ops.commit import file_leaves
+from chainstore.ops.differences import Diff
+from chainstore.ops.history import ancestors, head_of, in_range, merge_base, read_commit
+from chainstore.ops.rollback import Rollback
+from chainstore.ops.usage import Usage
+from chainstore.ops.verify import Level, VerifyReport, verify
+from chainstore.refs import HEAD, HEADS, TAGS, branch_ref, short_name, tag_ref
+from chainstore.repository import refs
+from chainstore.repository.comparing import compare
+from chainstore.repository.handles import Core, Handle, Revision, release, share
+from chainstore.repository.overview import overview
+from chainstore.repository.recording import Request, make_note, new_tags, record
+from chainstore.repository.settings import Settings
+from chainstore.repository.slots import KeySlot, add_slot, keyring_of, list_slots, remove_slot, rotate_slot
+from chainstore.repository.upkeep import RepositoryStats, Status, look, measure, rebuild_open, weigh, weigh_branches
+from chainstore.repository.writer import Writer, writing
+from chainstore.settings import as_stored
+from chainstore.state import flatten
+
+
+def open_with(settings: Settings) -> "Repository":
+    """Open a repository as the settings say; a pickled handle comes back through here."""
+    core = share(settings)
+    try:
+        return Repository(settings, core)
+    except BaseException:
+        release(core)
+        raise
+
+
+class Repository:
+    """One repository; see `open` and `init`.  Threads may share it; a forked child opens it anew by itself.
+
+    Attributes:
+        path: its directory.
+    """
+
+    def __init__(self, settings: Settings, core: Core) -> None:
+        self._handle = Handle(settings, core)
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        return self._handle.settings.root
+
+    @property
+    def key_origin(self) -> str:
+        """Where the key that opened it was found, for people to read; "" where it is not encrypted."""
+        return self._handle.core.key_origin
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether everything in it is sealed with a key."""
+        return self._db.sealer.encrypted
+
+    @property
+    def id(self) -> str:
+        """The repository's own id, 32 hex digits; clones share it."""
+        return self._db.sealer.repo_id.hex()
+
+    def __repr__(self) -> str:
+        branch = self.branch_name or "detached"
+        return f"<Repository {str(self.path)!r} on {branch}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        return overview(self._handle)
+
+    def __enter__(self) -> Self:
+        """Return the handle itself; it is closed when the block ends."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[object, tuple[Settings]]:
+        return open_with, (replace(self._handle.settings, observer=silent),)
+
+    def close(self) -> None:
+        """Give this handle up; the last one of a process closes the store.  Again is fine."""
+        self._handle.close()
+
+    # -- recording
+
+    def commit(
+        self,
+        state: object,
+        message: str = "",
+        *,
+        branch: str | None = None,
+        step: int | None = None,
+        epoch: int | None = None,
+        metrics: Mapping[str, object] | None = None,
+        meta: Mapping[str, object] | None = None,
+        tags: Sequence[str] = (),
+        files: Mapping[str, str | os.PathLike[str]] | None = None,
+        parents: Sequence[Revision] | None = None,
+        expected_head: Revision | None = None,
+        allow_empty: bool = True,
+        codec: str | None = None,
+    ) -> Commit:
+        """Store a state as the new tip of a branch; durable when it returns.
+
+        Args:
+            state: nested dicts, lists and tuples of tensors, arrays and plain values.  It must not change meanwhile.
+            branch: made if it does not exist; by default the one this handle was opened on.
+            step: completed optimizer steps.  epoch: any integer.
+            metrics: name to number (0-dim tensors and NumPy scalars too).  meta: any JSON.
+            tags: names for this commit.
+            files: name in the snapshot to path on disk, stored beside the state.
+            parents: instead of the branch's tip; the first one counts as the chain.
+            expected_head: refuse unless the branch is there.
+            allow_empty: False refuses a state that equals the tip's.
+            codec: "auto", "none", "fast" or "small".
+
+        Raises:
+            UnsupportedState: lists every path that cannot be stored; nothing was written.
+            RefConflict: the branch moved meanwhile; nothing was published.
+            BranchDeleted: somebody deleted the branch this handle is on; nothing was published.
+            NothingToCommit: `allow_empty` is False and nothing changed.
+        """
+        leaves = flatten(state)
+        note = make_note(message, step, epoch, metrics, meta)
+        extra = file_leaves({name: Path(path) for name, path in (files or {}).items()})
+        request = Request(branch, note, new_tags(self._handle, tags), parents, expected_head, allow_empty)
+        return record(self._handle, request, leaves, extra, self._handle.codec(codec), time.perf_counter())
+
+    def writer(
+        self,
+        branch: str | None = None,
+        message: str = "",
+        *,
+        step: int | None = None,
+        epoch: int | None = None,
+        metrics: Mapping[str, object] | None = None,
+        meta: Mapping[str, object] | None = None,
+        tags: Sequence[str] = (),
+        codec: str | None = None,
+    ) -> AbstractContextManager[Writer]:
+        """Build a commit piece by piece: each is stored when it is assigned, all become visible on a clean exit.
+
+        An exception inside the block aborts: nothing is visible, what was written is garbage.  The arguments are those
+        of `commit`, and so are the errors, raised where a piece is assigned or at the end of the block.
+
+            with repo.writer(step=7) as w:
+                w["model"] = model.state_dict()
+                w.add("optimizer/exp_avg", tensor)
+                w.add_file("tokenizer.json", path)
+        """
+        note = make_note(message, step, epoch, metrics, meta)
+        return writing(self._handle, Request(branch, note, new_tags(self._handle, tags)), codec)
+
+    # -- looking
+
+    @property
+    def head(self) -> Commit | None:
+        """The tip of this handle's branch, or None where nothing was committed yet."""
+        id = head_of(self._db, self._handle.names())
+        return read_commit(self._db, id) if id is not None else None
+
+    @property
+    def branch_name(self) -> str | None:
+        """The branch this handle commits to; None where HEAD is detached."""
+        return short_name(self._handle.branch) if self._handle.branch else None
+
+    def resolve(self, revision: Revision) -> ObjectId:
+        """Return the id of the commit that a revision names.
+
+        Raises:
+            RevisionNotFound: there is none; says what comes closest.
+        """
+        return self._handle.resolve(revision)
+
+    def log(
+        self,
+        rev: Revision | None = None,
+        *,
+        max_count: int | None = None,
+        since: datetime | None = None,
+        steps: tuple[int | None, int | None] | None = None,
+        all_refs: bool = False,
+    ) -> Iterator[Commit]:
+        """Yield commits, newest first, from a revision (by default HEAD) back to the first.
+
+        Args:
+            max_count: at most so many.  since: not older than this.  steps: (first, last), both included, None open.
+            all_refs: from every branch and tag instead.
+
+        Raises:
+            RevisionNotFound: `rev` names no commit; raised with the first commit that is asked for.
+
+        Cost: one read for each commit that is passed, so that `max_count=10` is quick in any chain.
+        """
+        if all_refs:
+            starts = list(dict.fromkeys(row.target for row in self._db.refs() if isinstance(row.target, ObjectId)))
+        elif rev is None:
+            head = head_of(self._db, self._handle.names())
+            starts = [head] if head is not None else []
+        else:
+            starts = [self.resolve(rev)]
+        test = in_range(steps, since)
+        count = 0
+        for commit in ancestors(self._db, *starts):
+            if max_count is not None and count >= max_count:
+                return
+            if test(commit):
+                count += 1
+                yield commit
+
+    def get_commit(self, rev: Revision) -> Commit:
+        """Return the commit that a revision names.
+
+        Raises:
+            RevisionNotFound: there is none; says what comes closest.
+        """
+        return read_commit(self._db, self.resolve(rev))
+
+    def snapshot(self, rev: Revision = HEAD) -> Snapshot:
+        """Return the snapshot of a commit; it reads nothing before it is asked.
+
+        Raises:
+            RevisionNotFound: there is no such commit; says what comes closest.
+        """
+        settings = self._handle.settings
+        reading = Reading(lambda: self._db, settings.threads, settings.max_memory_bytes, settings.observer)
+        commit = self.get_commit(rev)
+        return Snapshot(commit, reading, manifest=self._handle.core.tips.get(commit.id))
+
+    def __getitem__(self, rev: Revision) -> Snapshot:
+        """Return the snapshot of a commit: `repo["main~2"]`, `repo["step:1200"]`, `repo["min:loss"]`."""
+        return self.snapshot(rev)
+
+    def checkout(
+        self,
+        rev: Revision = HEAD,
+        *,
+        select: Globs = None,
+        exclude: Globs = None,
+        map_location: str | None = None,
+    ) -> Any:
+        """Return the state of a commit, or the selected part of it, as it was saved; needs no template.
+
+        Args:
+            select, exclude: globs over paths, such as "model/**"; a path is loaded if some `select` matches and no
+                `exclude` does.
+            map_location: device for tensors, such as "cuda:0"; the host by default.
+
+        Raises:
+            PathNotFound: nothing is selected.  SnapshotForgotten: the commit is there, its snapshot was dropped.
+            RevisionNotFound, SnapshotNotFound: there is no such commit, or none at all yet.
+            IdMismatch: something in it is damaged; names tensor, commit and the nearest good ancestor.
+        """
+        if rev == HEAD and self.head is None:
+            raise SnapshotNotFound(f"nothing was committed to {self.path} yet", hint="repo.commit(state) does")
+        return self.snapshot(rev).load(select, exclude, map_location=map_location)
+
+    def merge_base(self, a: Revision, b: Revision) -> Commit | None:
+        """Return the newest commit that both descend from, or None.
+
+        Raises:
+            RevisionNotFound: a or b names no commit.
+        """
+        return merge_base(self._db, self.resolve(a), self.resolve(b))
+
+    def diff(
+        self,
+        a: Revision,
+        b: Revision = HEAD,
+        *,
+        select: Globs = None,
+        norms: bool = True,
+        unchanged: bool = False,
+    ) -> Diff:
+        """Return what differs between two commits: arrays, plain values, files, metrics and meta.
+
+        Only what changed is read, chunk by chunk, in the memory of the pipeline.
+
+        Args:
+            a, b: the old side and the new one.
+            select: globs over paths; then only what one of them matches is compared, and no files.
+            norms: also by how much arrays changed; False says that they did, and reads next to nothing.
+            unchanged: measure arrays that are equal, too.
+
+        Raises:
+            RevisionNotFound: a or b names no commit.  SnapshotForgotten: its snapshot was dropped.
+            IdMismatch: something that had to be read is damaged; says where.
+        """
+        return compare(self._handle, self.snapshot(a), self.snapshot(b), select, norms, unchanged)
+
+    def stats(self) -> RepositoryStats:
+        """Return how much the repository holds, and how much it would be without it."""
+        return measure(self._handle, self.log(all_refs=True))
+
+    def status(self) -> Status:
+        """Return where the repository stands, as far as that is known at once."""
+        return look(self._handle)
+
+    def usage(self, rev: Revision | None = None, *, max_count: int = 1, branches: bool = False) -> Usage:
+        """Return where the bytes are: by kind of object, and by top-level path or by branch.
+
+        Args:
+            rev, max_count: the newest so many snapshots from there, by default the one of HEAD.
+            branches: by branch, over all snapshots of every branch, instead of by path.
+        """
+        if branches:
+            return weigh_branches(self._handle)
+        return weigh(self._handle, list(self.log(rev, max_count=max_count)))
+
+    # -- refs
+
+    def branches(self) -> dict[str, ObjectId]:
+        """Return the branches and their tips."""
+        return refs.refs_below(self._handle, HEADS)
+
+    def tags(self) -> dict[str, ObjectId]:
+        """Return the tags and the commits they name."""
+        return refs.refs_below(self._handle, TAGS)
+
+    def branch(self, name: str, start: Revision = HEAD) -> ObjectId:
+        """Make a branch at a revision and return its tip.
+
+        Raises:
+            InvalidRefName: the name breaks the rules, which are git's.  AlreadyExists: the branch is there.
+            RevisionNotFound: `start` names no commit.
+        """
+        return refs.make_ref(self._handle, branch_ref(name), start, f"branch: from {start}")
+
+    def tag(self, name: str, rev: Revision = HEAD) -> ObjectId:
+        """Give a commit a name that never moves, and return its id.
+
+        Raises:
+            InvalidRefName: the name breaks the rules, which are git's.  AlreadyExists: the tag is there.
+            RevisionNotFound: `rev` names no commit.
+        """
+        return refs.make_ref(self._handle, tag_ref(name), rev, f"tag: {rev}")
+
+    def delete_ref(self, name: str, *, kind: Literal["branch", "tag"] | None = None) -> ObjectId:
+        """Delete a branch or tag and return where it was; its reflog is kept.
+
+        Args:
+            kind: which of the two; by default a branch, and a tag where there is no branch of that name.
+
+        Raises:
+            RevisionNotFound: there is none.  InvalidInput: HEAD is on it.
+        """
+        return refs.delete_ref(self._handle, name, kind)
+
+    def switch(self, branch: str, *, create: bool = False) -> None:
+        """Make `branch` the one that HEAD and this handle are on; other running writers stay where they are.
+
+        Raises:
+            RevisionNotFound: there is no such branch, and `create` is False.
+        """
+        refs.switch(self._handle, branch, create=create)
+
+    def detach(self, rev: Revision) -> ObjectId:
+        """Put HEAD on a commit itself, and return it; the next commit from here opens a new branch.
+
+        Raises:
+            RevisionNotFound: there is no such commit.
+        """
+        return refs.detach(self._handle, rev)
+
+    def reset(self, branch: str, rev: Revision, *, expected_head: Revision | None = None) -> ObjectId:
+        """Move a branch to a revision and return where it was; the reflog keeps that.
+
+        Raises:
+            RefConflict: `expected_head` is given and the branch is elsewhere.
+        """
+        return refs.reset(self._handle, branch, rev, expected_head)
+
+    def rollback(
+        self,
+        branch: str,
+        *,
+        to: Revision | None = None,
+        steps: int | None = None,
+        before: datetime | None = None,
+        reason: str = "",
+    ) -> Rollback:
+        """Put a branch back to an earlier commit of its own; its tip keeps a tag, abandoned/<branch>/<time>.
+
+        Args:
+            to: that commit.
+            steps: the newest at least so many optimizer steps below the tip.
+            before: the newest made before this time.
+            reason: kept in the reflog.
+
+        Raises:
+            InvalidInput: not exactly one of the three is given, or `to` is not in the branch's past.
+            RevisionNotFound: nothing that old is left.  SnapshotForgotten: the snapshot of `to` is gone.
+        """
+        return refs.rollback(self._handle, branch, to, steps, before, reason)
+
+    def reflog(self, ref: str = HEAD) -> list[ReflogLine]:
+        """Return the moves of a ref, newest first; HEAD means the current branch's.
+
+        Raises:
+            RevisionNotFound: there never was such a ref.
+        """
+        return refs.reflog(self._handle, ref)
+
+    # -- upkeep
+
+    def verify(self, level: Level = "links") -> VerifyReport:
+        """Prove what is stored; the report's `damaged` lists what is not as it was.
+
+        Args:
+            level: "quick" looks at log, index, small files and refs; "links" also at every commit and name, and
+                whether each chunk has its place; "data" reads every byte.
+
+        Raises:
+            InvalidInput: there is no such level.  Damage is reported, never raised.
+        """
+        settings = self._handle.settings
+        return verify(self._db, level, threads=settings.threads, observer=settings.observer)
+
+    def rebuild_index(self) -> RebuildReport:
+        """Make the index anew from log and packs, and heal the log from the index.
+
+        Raises:
+            ReadOnly: the repository was opened for reading.  Damaged: neither log nor index can be read.
+        """
+        return rebuild_open(self._handle)
+
+    def add_key(self, provider: KeyProvider, *, label: str = "") -> str:
+        """Let another key open this repository, and return the id of its slot.
+
+        Raises:
+            NotEncrypted: the repository has no keys.  KeyRequired, WrongKey: the key at hand opens no slot.
+        """
+        return add_slot(self._db, self._handle.settings, provider, label)
+
+    def rotate_key(self, provider: KeyProvider, *, label: str = "") -> str:
+        """Let `provider` open this repository instead of the key that this handle uses; returns the id of its slot."""
+        id = rotate_slot(self._db, self._handle.settings, provider, label)
+        self._handle.settings = replace(self._handle.settings, key=provider)
+        return id
+
+    def remove_key(self, slot_id: str) -> None:
+        """Close a key slot; who knew its key and copied the data before can still read that copy.
+
+        Raises:
+            NotEncrypted: the repository has no keys.  NotFound: no slot has that id.
+        """
+        remove_slot(self._db, slot_id)
+
+    def key_slots(self) -> list[str]:
+        """Return what opens this repository, for people to read."""
+        return [slot.describe() for slot in keyring_of(self._db).slots]
+
+    def list_keys(self) -> tuple[KeySlot, ...]:
+        """Return the slots that open this repository, and which of them did."""
+        return list_slots(self._db, self._handle.settings)
+
+    def key_in_use(self) -> KeyProvider:
+        """Return the key that opens this repository for this handle.
+
+        Raises:
+            NotEncrypted: it needs none.
+        """
+        return access.unlock(self.path, keyring_of(self._db), self._handle.settings.key)[1].provider
+
+    def settings(self) -> dict[str, str]:
+        """Return the repository's own settings, which travel with it."""
+        return self._handle.own_settings()
+
+    def set_setting(self, name: str, value: str | int | None) -> None:
+        """Give the repository a setting of its own; None takes it away.
+
+        Handles that are open keep the threads and the memory they have.
+
+        Raises:
+            ConfigError: there is no such setting, or the value makes no sense.
+        """
+        self._db.publish(None, [SetConfig(name, as_stored(name, value))])
+
+    # -- inside
+
+    @property
+    def _db(self) -> LocalDatabase:
+        return self._handle.db

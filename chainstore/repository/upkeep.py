@@ -1,0 +1,117 @@
+"""Upkeep: how much a repository holds, and its index made anew."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chainstore.display import count, size, table
+from chainstore.errors import ReadOnly
+from chainstore.model.commit import Commit
+from chainstore.odb.rebuild import rebuild_index
+from chainstore.odb.rebuild_report import RebuildReport
+from chainstore.ops.usage import Usage, branch_usage, kind_usage, path_usage
+from chainstore.refs import HEADS, TAGS
+from chainstore.repository.handles import Handle
+from chainstore.repository.refs import refs_below
+from chainstore.repository.settings import Settings, surroundings
+from chainstore.repository.slots import unseal
+from chainstore.storage import fs
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryStats:
+    """How much a repository holds.
+
+    Attributes:
+        commits, objects, packs: how many.
+        logical_bytes: all snapshots as they were in memory.
+        stored_bytes: what the directory takes on disk: packs, log, index and all.
+    """
+
+    commits: int
+    objects: int
+    packs: int
+    logical_bytes: int
+    stored_bytes: int
+
+    def __repr__(self) -> str:
+        held = f"{count(self.commits, 'commit')}, {count(self.objects, 'object')} in {count(self.packs, 'pack')}"
+        return f"<RepositoryStats {held}; {size(self.logical_bytes)} take {size(self.stored_bytes)}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        counts = [(name, f"{getattr(self, name):,}") for name in ("commits", "objects", "packs")]
+        sizes = [("all snapshots", size(self.logical_bytes)), ("on disk", size(self.stored_bytes))]
+        return table("what the repository holds", [*counts, *sizes])
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Where a repository stands.
+
+    Attributes:
+        branches, tags: how many.
+        disk_bytes: what the directory takes.  free_bytes: what this user could still store there.
+        lines_ahead: lines of the log that the index lacks, as after a crash; the next writer puts that right.
+    """
+
+    branches: int
+    tags: int
+    disk_bytes: int
+    free_bytes: int
+    lines_ahead: int
+
+
+def measure(handle: Handle, every_commit: Iterable[Commit]) -> RepositoryStats:
+    """Return how much a repository holds; see `Repository.stats`."""
+    commits = list(every_commit)
+    with handle.db.view() as view:
+        objects = view.object_count()
+        packs = sum(1 for _ in view.packs())
+    logical = sum(commit.stats.raw_bytes for commit in commits)
+    return RepositoryStats(len(commits), objects, packs, logical, _disk_bytes(handle.settings.root))
+
+
+def look(handle: Handle) -> Status:
+    """Return where a repository stands; see `Repository.status`."""
+    names = len(refs_below(handle, HEADS)), len(refs_below(handle, TAGS))
+    root = handle.settings.root
+    return Status(*names, _disk_bytes(root), fs.free_bytes(root), handle.db.lines_ahead())
+
+
+def weigh(handle: Handle, commits: Sequence[Commit]) -> Usage:
+    """Return where the bytes of some snapshots are, by path, and of everything, by kind."""
+    ids = tuple(str(commit.id) for commit in commits)
+    return Usage(ids, tuple(path_usage(handle.db, commits)), (), kind_usage(handle.db))
+
+
+def weigh_branches(handle: Handle) -> Usage:
+    """Return where the bytes of all branches are, and of everything, by kind."""
+    return Usage((), (), tuple(branch_usage(handle.db, refs_below(handle, HEADS))), kind_usage(handle.db))
+
+
+def _disk_bytes(root: Path) -> int:
+    return sum(file.stat().st_blocks * 512 for file in root.rglob("*") if file.is_file())
+
+
+def rebuild_at(settings: Settings) -> RebuildReport:
+    """Rebuild the index of a repository that may be too damaged to be opened."""
+    layout = settings.layout
+    there = unseal(layout, settings)
+    there.format.check_extensions(writing=True)
+    layout.create()
+    return rebuild_index(layout, there.format, there.sealer, there.keyring_number, surroundings(), settings.observer)
+
+
+def rebuild_open(handle: Handle) -> RebuildReport:
+    """Rebuild the index of a repository that is open; see `Repository.rebuild_index`.
+
+    Raises:
+        ReadOnly: it was opened for reading.
+    """
+    if handle.settings.readonly:
+        raise ReadOnly(f"{handle.settings.root} was opened for reading", hint="open it without readonly=True")
+    with handle.turn():
+        report = rebuild_at(handle.settings)
+        handle.db.settle()
+    return report

@@ -1,0 +1,180 @@
+"""The benchmarks: they run, they notice wrong results, and the documents show what the kept run found."""
+
+import importlib.util
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import markdown, run
+from benchmarks.compare.chain import Chain
+from benchmarks.compare.files import TorchSave
+from benchmarks.jobs import JOBS, PLAN, Row, Turns, WrongResult
+from benchmarks.report import Results, Unusable, regressions, table, worst
+from benchmarks.workloads import WORKLOADS, Sizes, Small, differences, flat
+
+TINY = Sizes(dense_mb=12, lora_mb=4, tensors=20, commits=3)
+ONCE = Turns(1, 1)
+
+
+class Forgetful(TorchSave):
+    """Loses the sign of one zero."""
+
+    name = "forgetful"
+
+    def load(self) -> object:
+        state = super().load()
+        next(iter(flat(state).values()))[0] = 0.0
+        return state
+
+
+class Zeros(Small):
+    """Tensors of negative zeros, which equal zeros but for one bit."""
+
+    def make(self, sizes: Sizes) -> None:
+        self.tensors = {f"tensor.{i}": torch.full((64,), -0.0) for i in range(sizes.tensors)}
+
+    def step(self) -> None:
+        self.steps += 1
+
+
+def results(**seconds: float) -> Results:
+    """Return a run of one job in which each peer took so many seconds."""
+    rows = tuple(
+        Row("commit", "dense", "a state", name.replace("_", " "), (value,) * 3, value, 1 << 20, 1 << 30, 1 << 29, True)
+        for name, value in seconds.items()
+    )
+    return Results(False, "2026-01-01", {}, {}, (), rows)
+
+
+@pytest.fixture(scope="module")
+def kept() -> Results:
+    return Results.from_json(markdown.BASELINE.read_text())
+
+
+def test_a_quick_run_prints_a_table_and_keeps_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "results.json"
+    options = ["--quick", "--only", "log", "--peers", "chainstore", "torch.save", "--json", str(file)]
+    assert run.main([*options, "--folder", str(tmp_path)]) == 0
+    assert re.search(r"chainstore +[\d.]+ [mµ]?s", capsys.readouterr().out)
+    found = Results.from_json(file.read_text())
+    assert [(row.job, row.peer) for row in found.rows] == [("log", "chainstore"), ("log", "torch.save")]
+    assert str(tmp_path) not in file.read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_every_job_gives_back_the_same_bits(workload: str, tmp_path: Path):
+    rows = run.run_workload(workload, list(JOBS), [Chain, TorchSave], TINY, ONCE, tmp_path)
+    jobs = {row.job for row in rows}
+    assert jobs - {"partial rows"} == set(PLAN[workload])
+    assert all(row.seconds[0] > 0 and row.raw_bytes for row in rows)
+    assert all(row.stored_bytes for row in rows if row.job == "commit")
+
+
+def test_one_wrong_bit_ends_the_run_instead_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(WORKLOADS, "small", Zeros)
+    with pytest.raises(WrongResult, match=r"forgetful gave back other values.*model/tensor\.0"):
+        run.run_workload("small", ["commit"], [TorchSave, Forgetful], TINY, ONCE, tmp_path)
+
+
+def test_differences_see_bits_types_and_what_is_missing():
+    a = {"x": torch.tensor([float("nan"), -0.0]), "y": {"z": 1}}
+    assert differences(a, {"x": a["x"].clone(), "y": {"z": 1}}) == []
+    assert differences(a, {"x": torch.tensor([float("nan"), 0.0]), "y": {"z": 1}}) == ["x"]
+    assert differences(a, {"x": a["x"], "y": {"z": True}}) == ["y/z"]
+    assert differences(a, {"x": a["x"]}) == ["y/z"]
+    assert differences(a, {"x": a["x"]}, whole=False) == []
+
+
+def test_a_ratio_that_grew_by_a_quarter_is_a_regression():
+    old = results(chainstore=1.0, torch_save=1.0)
+    assert regressions(old, results(chainstore=2.4, torch_save=2.0)) == []  # a slower machine
+    old, new = (replace(r, rows=tuple(_named(row) for row in r.rows)) for r in (old, results(chainstore=1.4, torch=1)))
+    (worse,) = regressions(old, new)
+    assert worse == "commit of dense: takes 1.40 times as long as torch.save, was 1.00"
+
+
+def _named(row: Row) -> Row:
+    return replace(row, peer="torch.save") if row.peer.startswith("torch") else row
+
+
+def test_one_slow_turn_is_no_regression():
+    old, new = results(chainstore=1.0, torch=1.0), results(chainstore=1.0, torch=1.0)
+    ours, other = new.rows
+    assert regressions(old, replace(new, rows=(replace(ours, seconds=(0.9, 1.4, 1.4)), other))) == []
+
+
+def test_more_bytes_stored_and_more_memory_are_regressions():
+    old = results(chainstore=1.0, torch=1.0)
+    ours, other = old.rows
+    fat = replace(ours, stored_bytes=(1 << 29) * 21 // 20, peak_bytes=1 << 27)
+    assert [text.split()[3] for text in regressions(old, replace(old, rows=(fat, other)))] == ["stores", "peak"]
+
+
+def test_runs_of_different_sizes_are_not_compared():
+    with pytest.raises(Unusable, match="quick"):
+        regressions(results(chainstore=1.0), replace(results(chainstore=1.0), quick=True))
+    with pytest.raises(Unusable, match="not JSON"):
+        Results.from_json("{")
+    with pytest.raises(Unusable, match=r"chainstore\.benchmark/1"):
+        Results.from_json("{}")
+
+
+def test_the_command_tells_better_from_worse_by_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    old.write_text(results(chainstore=1.0, torch=1.0).to_json())
+    new.write_text(results(chainstore=2.0, torch=1.0).to_json())
+    assert run.main(["--from", str(old), "--against", str(new)]) == 0
+    assert "nothing got worse" in capsys.readouterr().out
+    assert run.main(["--from", str(new), "--against", str(old)]) == run.WORSE
+    assert "worse: commit of dense" in capsys.readouterr().out
+    assert run.main(["--from", str(tmp_path / "none.json")]) == run.MISUSED
+
+
+def test_a_quick_run_is_never_kept_for_the_documents(tmp_path: Path):
+    file, before = tmp_path / "quick.json", markdown.BASELINE.read_text()
+    file.write_text(replace(results(chainstore=1.0), quick=True).to_json())
+    assert run.main(["--from", str(file), "--write"]) == run.MISUSED
+    assert markdown.BASELINE.read_text() == before
+
+
+def test_a_run_is_drawn_where_matplotlib_is_installed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "run.json"
+    file.write_text(results(chainstore=1.0, torch=2.0).to_json())
+    told = run.main(["--from", str(file), "--plots", str(tmp_path / "plots")])
+    if importlib.util.find_spec("matplotlib"):
+        assert told == 0
+        assert {path.name for path in (tmp_path / "plots").iterdir()} == {"commit-dense.svg", "commit-dense-stored.svg"}
+    else:
+        assert told == run.MISUSED and "pip install" in capsys.readouterr().err
+
+
+def test_the_worst_jobs_are_those_where_the_fastest_peer_is_furthest_ahead():
+    run = results(chainstore=2.0, fast=1.0, slow=9.0)
+    other = [replace(row, job="restore") for row in results(chainstore=1.0, fast=0.1).rows]
+    both = replace(run, rows=(*run.rows, *other))
+    assert worst(both, 1) == [("restore", "dense")]
+    assert "0.50x" in "".join(table(list(both.lines()["commit", "dense"].values())))
+
+
+def test_the_documents_show_what_the_kept_run_found():
+    for path, text in markdown.documents().items():
+        assert path.read_text() == text, f"{path.name} is behind: python -m benchmarks.run --from FILE --write"
+
+
+def test_the_readme_shows_the_two_jobs_at_which_we_do_worst(kept: Results):
+    shown, lines = markdown.readme(kept), kept.lines()
+    for line in worst(kept):
+        ours = next(iter(lines[line].values()))
+        assert f"| {markdown.JOBS[line[0]]}: {ours.what}" in shown
+
+
+def test_the_kept_run_is_a_whole_one_and_names_no_machine_path(kept: Results):
+    assert not kept.quick
+    assert {(row.job, row.workload) for row in kept.rows if row.peer == "chainstore"} >= {
+        (job, workload) for workload, jobs in PLAN.items() for job in jobs
+    }
+    assert not re.search(r"/(?:home|root|work|tmp|var|mnt|opt|dev|usr)\b", markdown.BASELINE.read_text())
