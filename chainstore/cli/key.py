@@ -30,8 +30,9 @@ F = TypeVar("F", bound=Callable[..., object])
 def command(app: App) -> None:
     """List, add, remove, rotate or export the keys that open the repository.
 
-    A key opens a slot, and each slot holds the repository's own keys. Who had a key and copied the slots can read what
-    was copied, and what is written later too: removing a key ends access to this directory only.
+    Each slot holds the repository's own keys, wrapped so that one key opens them; adding, removing and rotating keys
+    leaves the data as it is. Who had a key and kept a copy of the file `keyring` can still read the data wherever they
+    find it.
     """
 
 

@@ -125,7 +125,7 @@ def _base(db: LocalDatabase, name: str, names: Names, revision: str) -> ObjectId
             return id
     known = [short_name(row.name) for row in db.refs()]
     why = "nothing was committed yet" if name in (HEAD, "latest") or not known else ""
-    raise RevisionNotFound(revision, nearest_names(name, known), why)
+    raise RevisionNotFound(revision, nearest_names(name, [each for each in known if each != name]), why)
 
 
 def _by_ref(db: LocalDatabase, name: str, names: Names, revision: str) -> ObjectId | None:

@@ -80,9 +80,11 @@ def look(handle: Handle) -> Status:
 
 
 def weigh(handle: Handle, commits: Sequence[Commit]) -> Usage:
-    """Return where the bytes of some snapshots are, by path, and of everything, by kind."""
-    ids = tuple(str(commit.id) for commit in commits)
-    return Usage(ids, tuple(path_usage(handle.db, commits)), (), kind_usage(handle.db))
+    """Return where the bytes of some snapshots are, by path, and of everything, by kind; forgotten ones are left out."""
+    with handle.db.view() as view:
+        kept = [commit for commit in commits if view.mark(commit.id) is None]
+    ids = tuple(str(commit.id) for commit in kept)
+    return Usage(ids, tuple(path_usage(handle.db, kept)), (), kind_usage(handle.db))
 
 
 def weigh_branches(handle: Handle) -> Usage:

@@ -168,6 +168,9 @@ def test_colour_is_for_terminals_and_no_color_is_honoured(chain, repo):
     assert ESCAPE in on_terminal(["log"], {"NO_COLOR": ""})
     assert ESCAPE not in on_terminal(["log"], {"NO_COLOR": "1"})
     assert ESCAPE not in on_terminal(["log"], {"TERM": "dumb"})
+    assert ESCAPE in on_terminal(["stats", "--plot"], {})
+    assert ESCAPE not in on_terminal(["stats", "--plot"], {"NO_COLOR": "1"})
+    assert ESCAPE not in chain("stats", "--plot").out
 
 
 def test_a_passphrase_is_asked_for_on_a_terminal_and_not_shown(place):
@@ -206,6 +209,19 @@ def test_without_a_terminal_a_passphrase_is_not_asked_for(chain, place, monkeypa
 def test_quiet_and_no_progress_keep_standard_error_empty(chain, place):
     assert chain("init", "-q").err == ""
     assert chain("log", "-q").err == ""
+
+
+def test_a_passphrase_is_added_as_a_key_on_a_terminal(chain, repo, monkeypatch):
+    with terminal() as (ours, theirs):
+        command = [*CHAIN, "key", "add", "--new-passphrase", "--label", "ada"]
+        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+        for _ in range(2):
+            read_until(ours, ": $")
+            os.write(ours, b"open sesame\n")
+        code, seen = process.wait(PATIENCE_SECONDS), rest(ours)
+    assert code == 0 and "open sesame" not in seen
+    monkeypatch.setenv("CHAIN_PASSPHRASE", "open sesame")
+    assert [slot["opened"] for slot in chain("key", "list", "--json").json["keys"]] == [False, True]
 
 
 def completed(words: str, position: int) -> list[str]:
