@@ -80,7 +80,7 @@ def look(handle: Handle) -> Status:
 
 
 def weigh(handle: Handle, commits: Sequence[Commit]) -> Usage:
-    """Return where the bytes of some snapshots are, by path, and of everything, by kind; forgotten ones are left out."""
+    """Return where the bytes of those snapshots are that were not forgotten, by path; and of everything, by kind."""
     with handle.db.view() as view:
         kept = [commit for commit in commits if view.mark(commit.id) is None]
     ids = tuple(str(commit.id) for commit in kept)

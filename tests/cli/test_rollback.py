@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import chainstore as cs
-from chainstore.errors import InvalidInput, RefConflict, RevisionNotFound
+from chainstore.errors import InvalidInput, RefConflict, RevisionNotFound, SnapshotForgotten
+from chainstore.model.change import Mark
 
 
 def steps(chain, *words: str) -> list[int]:
@@ -120,3 +121,22 @@ def test_a_branch_that_moved_meanwhile_is_left_alone(repo, monkeypatch):
         with pytest.raises(RefConflict):
             opened.rollback("main", to="main~1")
         assert opened.head is not None and opened.head.message == "meanwhile" and len(opened.tags()) == 1
+
+
+def test_a_snapshot_that_was_forgotten_is_passed_over(chain, repo):
+    with cs.open(repo) as opened:
+        gone = opened.resolve("main~1")
+        opened._handle.db.publish(None, [Mark((gone,), "keep-last 1")])
+        with pytest.raises(SnapshotForgotten):
+            opened.rollback("main", to="main~1")
+        assert opened.rollback("main", steps=1).new == opened.resolve("step:20")
+
+
+def test_what_was_forgotten_is_told_by_log_and_left_out_by_du(chain, repo):
+    with cs.open(repo) as opened:
+        opened._handle.db.publish(None, [Mark((opened.resolve("main~1"),), "keep-last 1")])
+    assert "snapshot forgotten" in chain("log", "--stat").out
+    assert [c["tensors"] for c in chain("log", "--stat", "--json").json["commits"]] == [1, None, 1, 1, 1]
+    assert chain("du", "-n", "3", "--json").json["snapshots"] == 2
+    main, wider = chain("du", "--branches", "--json").json["branches"]
+    assert (main["commits"], wider["commits"]) == (4, 3)
