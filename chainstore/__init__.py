@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from chainstore.lazy import LoadResult, Snapshot, TensorInfo
     from chainstore.live import capture, restore
     from chainstore.model.commit import Commit
+    from chainstore.policies.retention import Best, Retention
     from chainstore.repository import Diff, Repository, RepositoryStats, VerifyReport, init, open
     from chainstore.state.values import register
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Best",
     "ChainError",
     "Commit",
     "Diff",
@@ -36,6 +38,7 @@ __all__ = [
     "Passphrase",
     "Repository",
     "RepositoryStats",
+    "Retention",
     "Snapshot",
     "TensorInfo",
     "VerifyReport",
@@ -49,6 +52,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Best": "chainstore.policies.retention",
     "ChainError": "chainstore.errors",
     "Commit": "chainstore.model.commit",
     "Diff": "chainstore.repository",
@@ -58,6 +62,7 @@ _HOMES = {
     "Passphrase": "chainstore.crypto.keys",
     "Repository": "chainstore.repository",
     "RepositoryStats": "chainstore.repository",
+    "Retention": "chainstore.policies.retention",
     "Snapshot": "chainstore.lazy",
     "TensorInfo": "chainstore.lazy",
     "VerifyReport": "chainstore.repository",

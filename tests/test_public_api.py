@@ -26,6 +26,7 @@ CLASSES = [kind for name in NAMES if inspect.isclass(kind := getattr(cs, name))]
 # What public calls return or take, and nobody needs to name: handed out by one method and used where it is.
 UNNAMED = {
     "Argon2Cost",
+    "Candidate",
     "Anomaly",
     "ArraySlice",
     "Damage",

@@ -59,6 +59,10 @@ class Best:
 class Retention:
     """Which snapshots stay.  It protects nothing by itself: tips and tags are its caller's to keep.
 
+    `keep` tells which of some commits a policy would keep and why; nothing is dropped by it:
+
+        Retention(last=10, daily=7).keep(list(repo.log()), datetime.now(UTC))
+
     Attributes:
         last: how many of the newest.
         hourly, daily, weekly, monthly, yearly: of how many hours, days, ISO weeks, months, years that have snapshots
