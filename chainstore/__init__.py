@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from chainstore.live import capture, restore
     from chainstore.model.commit import Commit
     from chainstore.policies.retention import Best, Retention
-    from chainstore.repository import Diff, Repository, RepositoryStats, VerifyReport, init, open
+    from chainstore.repository import (
+        Diff,
+        ForgetPlan,
+        GcReport,
+        RekeyReport,
+        Repository,
+        RepositoryStats,
+        VerifyReport,
+        init,
+        open,
+    )
     from chainstore.state.values import register
 
 __version__ = "0.1.0"
@@ -32,10 +42,13 @@ __all__ = [
     "ChainError",
     "Commit",
     "Diff",
+    "ForgetPlan",
+    "GcReport",
     "KeyCommand",
     "KeyFile",
     "LoadResult",
     "Passphrase",
+    "RekeyReport",
     "Repository",
     "RepositoryStats",
     "Retention",
@@ -56,10 +69,13 @@ _HOMES = {
     "ChainError": "chainstore.errors",
     "Commit": "chainstore.model.commit",
     "Diff": "chainstore.repository",
+    "ForgetPlan": "chainstore.repository",
+    "GcReport": "chainstore.repository",
     "KeyCommand": "chainstore.crypto.keys",
     "KeyFile": "chainstore.crypto.keys",
     "LoadResult": "chainstore.lazy",
     "Passphrase": "chainstore.crypto.keys",
+    "RekeyReport": "chainstore.repository",
     "Repository": "chainstore.repository",
     "RepositoryStats": "chainstore.repository",
     "Retention": "chainstore.policies.retention",

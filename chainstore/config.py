@@ -7,8 +7,8 @@ where one is to be found: a `KeySource`.
     (268435456, 5400.0)
 
 Environment: NO_COLOR, CHAIN_REPO, CHAIN_HOME, CHAIN_CONFIG_DIR, CHAIN_CACHE_DIR, CHAIN_KEY_FILE, CHAIN_KEY_COMMAND,
-CHAIN_PASSPHRASE, CHAIN_CODEC, CHAIN_THREADS and CHAIN_MAX_MEMORY; an empty variable counts as unset.  The user's
-settings are `config.toml` in the configuration directory.
+CHAIN_PASSPHRASE, CHAIN_INDEX_DIR, SLURM_TMPDIR, TMPDIR, CHAIN_CODEC, CHAIN_THREADS and CHAIN_MAX_MEMORY; an empty
+variable counts as unset.  The user's settings are `config.toml` in the configuration directory.
 """
 
 import getpass
@@ -67,6 +67,19 @@ def cache_dir() -> Path:
     """Return the directory for what can be had again: CHAIN_CACHE_DIR, else the system's place for it."""
     chosen = _variable("CHAIN_CACHE_DIR")
     return _path(chosen) if chosen else platformdirs.user_cache_path(APPLICATION)
+
+
+def index_dirs() -> tuple[Path, ...]:
+    """Return where an index may be kept that cannot lie in its repository (on a network disk), best first.
+
+    CHAIN_INDEX_DIR alone, else below SLURM_TMPDIR, below TMPDIR, and in `cache_dir()`.
+    """
+    chosen = _variable("CHAIN_INDEX_DIR")
+    if chosen:
+        return (_path(chosen),)
+    below = [_variable("SLURM_TMPDIR"), _variable("TMPDIR")]
+    dirs = [*(_path(text) / APPLICATION / "index" for text in below if text), cache_dir() / "index"]
+    return tuple(dict.fromkeys(dirs))
 
 
 def chain_home() -> Path:

@@ -28,6 +28,7 @@ instance a message and a `hint` that says what to do next.  Facts are attributes
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 
 class ChainError(Exception):
@@ -169,10 +170,24 @@ class Locked(Conflict):
 
 
 class IndexElsewhere(Conflict):
-    """The index that this repository was last written with belongs to another host."""
+    """The index in force is on another host, which alone may write until it is taken over; nothing was changed.
+
+    Attributes:
+        host: its name, as it called itself.  since: when it made its index the one in force (UTC).
+        taken_over: whether that was while this process had the index of this host open.
+    """
 
     code = "index-elsewhere"
     exit_code = 11
+
+    def __init__(self, place: str, host: str, since: datetime, *, taken_over: bool = False) -> None:
+        self.host, self.since, self.taken_over = host, since, taken_over
+        how = f"was taken over by host {host}" if taken_over else f"is written to by host {host}, which has its index,"
+        super().__init__(
+            f"{place} {how} since {since:%Y-%m-%d %H:%M:%S} UTC",
+            hint="write to it there, or make sure that nobody does and take it over with "
+            "`chain rebuild-index --take-over` or cs.open(PATH, take_over=True); reading needs neither",
+        )
 
 
 class InvalidInput(ChainError, ValueError):

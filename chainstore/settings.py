@@ -2,7 +2,8 @@
 
 In this order, and the first that says something decides: the argument of a call, or a flag; the environment
 (CHAIN_CODEC, CHAIN_THREADS, CHAIN_MAX_MEMORY); the repository's own settings, which travel with it; the user's
-settings; the default.
+settings; the default.  What a repository forgets, only the repository itself may say: a policy in somebody's
+environment must not drop the snapshots of others.
 
     >>> resolve("threads", 3, {}).value, resolve("codec", None, {"codec": "small"}).origin
     (3, 'the repository')
@@ -15,6 +16,7 @@ from typing import Literal
 
 from chainstore import config
 from chainstore.errors import ConfigError, InvalidInput
+from chainstore.policies.texts import format_retention, parse_retention
 from chainstore.refs import nearest_names
 
 CODECS = ("auto", "none", "fast", "small")
@@ -30,11 +32,13 @@ class Setting:
         what: what it does, for people.
         parse: returns the value of text or number, ConfigError if it makes no sense.
         default: returns the value where nobody says anything.
+        own: only the repository's own settings count.
     """
 
     what: str
     parse: Callable[[object], str | int]
     default: Callable[[], str | int]
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +76,19 @@ def parse_memory(value: object) -> int:
     return nbytes
 
 
+def parse_policy(value: object) -> str:
+    """Return a retention policy in its one written form; ConfigError if it is none."""
+    try:
+        return format_retention(parse_retention(str(value)))
+    except InvalidInput as error:
+        raise ConfigError(f"retention: {error}", hint=error.hint) from None
+
+
 KNOWN: Mapping[str, Setting] = {
     "codec": Setting("how arrays are coded: auto, none, fast, small", parse_codec, lambda: "auto"),
     "threads": Setting("workers of commit and checkout", parse_threads, lambda: min(os.cpu_count() or 1, 8)),
     "max_memory": Setting("bytes that commit and checkout may hold at once", parse_memory, lambda: 256 << 20),
+    "retention": Setting("which snapshots forget and gc keep", parse_policy, lambda: "", own=True),
 }
 
 
@@ -118,12 +131,12 @@ def resolve(name: str, given: object, repository: Mapping[str, str]) -> Resolved
     setting = known(name)
     if given is not None:
         return Resolved(name, setting.parse(given), "argument")
-    said = config.setting_from_environment(name)
+    said = config.setting_from_environment(name) if not setting.own else None
     if said is not None:
         return _parsed(name, said, "environment")
     if name in repository:
         return _parsed(name, repository[name], "the repository")
-    users = config.read_user_config()
+    users = config.read_user_config() if not setting.own else {}
     if name in users:
         return _parsed(name, users[name], "the user's settings")
     return Resolved(name, setting.default(), "default")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import markdown, run
+from benchmarks import gc, markdown, run
 from benchmarks.compare.chain import Chain
 from benchmarks.compare.files import TorchSave
 from benchmarks.jobs import JOBS, PLAN, Row, Turns, WrongResult
@@ -178,3 +178,11 @@ def test_the_kept_run_is_a_whole_one_and_names_no_machine_path(kept: Results):
         (job, workload) for workload, jobs in PLAN.items() for job in jobs
     }
     assert not re.search(r"/(?:home|root|work|tmp|var|mnt|opt|dev|usr)\b", markdown.BASELINE.read_text())
+
+
+@pytest.mark.parametrize("job", gc.JOBS)
+def test_the_benchmark_of_gc_prints_a_row_for_each_figure(job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    gc.main(["--quick", "--only", job, "--folder", str(tmp_path)])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"| {job} |")]
+    assert len(rows) >= 2
+    assert not list(tmp_path.iterdir())

@@ -38,6 +38,21 @@ def test_places_can_be_chosen_and_are_absolute(monkeypatch, tmp_path):
         assert place() == tmp_path / "there"
 
 
+def test_an_index_that_cannot_lie_in_its_repository_goes_to_the_job_the_machine_or_the_user(monkeypatch, tmp_path):
+    for name in ("CHAIN_INDEX_DIR", "SLURM_TMPDIR", "TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CHAIN_CACHE_DIR", str(tmp_path))
+    assert config.index_dirs() == (tmp_path / "index",)
+    monkeypatch.setenv("TMPDIR", "/local")
+    monkeypatch.setenv("SLURM_TMPDIR", "/local/job7")
+    job, machine = Path("/local/job7/chainstore/index"), Path("/local/chainstore/index")
+    assert config.index_dirs() == (job, machine, tmp_path / "index")
+    monkeypatch.setenv("SLURM_TMPDIR", "/local")
+    assert config.index_dirs() == (machine, tmp_path / "index")
+    monkeypatch.setenv("CHAIN_INDEX_DIR", "~/indexes")
+    assert config.index_dirs() == (Path("~/indexes").expanduser(),)
+
+
 def test_an_empty_variable_is_an_unset_one(monkeypatch):
     monkeypatch.setenv("CHAIN_REPO", "")
     assert config.repo_from_environment() is None

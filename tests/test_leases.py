@@ -1,4 +1,4 @@
-"""The publish lock: one at a time, given back by death, and never in the way for want of disk space."""
+"""Leases: one publisher and one collector at a time, readers by the name of what they read; all given back by death."""
 
 import errno
 import multiprocessing
@@ -9,7 +9,8 @@ import time
 import pytest
 
 from chainstore.errors import Locked, RepositoryNotFound
-from chainstore.leases import publish_lock
+from chainstore.ids import ObjectId
+from chainstore.leases import collector_lock, leased_snapshots, publish_lock, reader_lease
 from chainstore.storage import fs
 
 FORK = multiprocessing.get_context("fork")
@@ -116,3 +117,85 @@ def test_a_forked_child_holds_nothing(tmp_path):
     finally:
         child.kill()
         child.join()
+
+
+COMMITS = [(ObjectId(bytes([n]) * 32), ObjectId(bytes([n + 100]) * 32)) for n in range(3)]
+
+
+def test_whoever_collects_is_alone_and_told_with_time(tmp_path):
+    with (
+        collector_lock(tmp_path, "process 7 on node3", "2026-11-30 09:00:00"),
+        pytest.raises(Locked) as error,
+        collector_lock(tmp_path, "me", "now"),
+    ):
+        pass
+    assert error.value.by == "process 7 on node3, since 2026-11-30 09:00:00"
+    assert error.value.waited_seconds == 0
+    with collector_lock(tmp_path, "me", "now"):
+        pass
+
+
+def test_a_lease_names_snapshots_as_long_as_it_is_held(tmp_path):
+    with reader_lease(tmp_path, lambda: "aa", COMMITS[:2]) as held:
+        assert held
+        with reader_lease(tmp_path, lambda: "bb", COMMITS[2:]):
+            assert leased_snapshots(tmp_path) == dict(COMMITS)
+        assert leased_snapshots(tmp_path) == dict(COMMITS[:2])
+    assert leased_snapshots(tmp_path) == {} and list(tmp_path.iterdir()) == []
+
+
+def read_and_die(folder):
+    with reader_lease(folder, lambda: "cc", COMMITS):
+        os._exit(9)
+
+
+def test_the_lease_of_the_dead_holds_nothing_and_is_removed(tmp_path):
+    child = FORK.Process(target=read_and_die, args=(tmp_path,))
+    child.start()
+    child.join()
+    assert (tmp_path / "cc.reader").exists()
+    assert leased_snapshots(tmp_path) == {}
+    assert not (tmp_path / "cc.reader").exists()
+
+
+def test_a_lease_removed_before_it_was_locked_is_made_again(tmp_path, monkeypatch):
+    names = iter(["aa", "bb"])
+
+    def collect_first(name, path):
+        if name == "flock" and path.name == "aa.reader" and path.exists():
+            path.unlink()
+
+    monkeypatch.setattr(fs, "failpoint", collect_first)
+    with reader_lease(tmp_path, lambda: next(names), COMMITS):
+        assert [path.name for path in tmp_path.iterdir()] == ["bb.reader"]
+        assert leased_snapshots(tmp_path) == dict(COMMITS)
+
+
+def test_a_reader_stopped_before_it_said_what_it_reads_keeps_gc_from_guessing(tmp_path):
+    slept = []
+    with fs.open_file(tmp_path / "aa.reader", create=True) as file:
+        assert file.flock(exclusive=True)
+        with pytest.raises(Locked, match=r"aa\.reader"):
+            leased_snapshots(tmp_path, sleep=slept.append)
+        assert 4 < sum(slept) < 6
+        file.pwrite(0, b"".join(COMMITS[0]))
+        assert leased_snapshots(tmp_path) == dict(COMMITS[:1])
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("operation", ["create", "pwrite"])
+def test_where_no_lease_can_be_written_reading_goes_on_without(tmp_path, monkeypatch, code, operation):
+    def fail(name, path):
+        if name == operation:
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fs, "failpoint", fail)
+    with reader_lease(tmp_path, lambda: "aa", COMMITS) as held:
+        assert not held
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_while_reading_is_the_readers_own(tmp_path):
+    with pytest.raises(ZeroDivisionError), reader_lease(tmp_path, lambda: "aa", COMMITS):
+        _ = 1 / 0
+    assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from junitparser import JUnitXml
 from safetensors.torch import load_file
 
 from chainstore.cli import exits
@@ -55,7 +56,8 @@ def job() -> list[tuple[dict[str, str], str]]:
     """Return environment and script of every step of the workflow in the guide."""
     (text,) = [block.body for block in blocks(ROOT / "docs/guides/verify-in-ci.md") if block.language == "yaml"]
     (only,) = yaml.safe_load(text)["jobs"].values()
-    return [(step.get("env", {}), step["run"]) for step in only["steps"]]
+    assert [step["with"]["path"] for step in only["steps"] if "uses" in step] == ["report.xml"]
+    return [(step.get("env", {}), step["run"]) for step in only["steps"] if "run" in step]
 
 
 def nightly(terminal: Terminal, secrets: dict[str, str], folder: Path) -> None:
@@ -79,7 +81,17 @@ def test_a_new_user_commits_looks_back_rolls_back_and_takes_the_weights_out(plac
     assert set(exported) == {"weight", "bias"} and torch.equal(exported["weight"], good["model"]["weight"])
 
 
-def test_the_job_of_the_guide_is_quiet_about_a_good_repository_and_fails_on_a_damaged_one(
+def set_clock(terminal: Terminal, folder: Path, weekday: int) -> None:
+    """Let `date +%u` print a day of the week, 1 for Monday."""
+    folder.mkdir(exist_ok=True)
+    script = folder / "date"
+    script.write_text(f'#!/bin/sh\ntest "$*" = +%u && echo {weekday}\n')
+    script.chmod(0o755)
+    path = terminal.environment["PATH"].removeprefix(f"{folder}:")
+    terminal.environment["PATH"] = f"{folder}:{path}"
+
+
+def test_the_job_of_the_guide_is_quiet_about_a_good_repository_and_within_a_week_fails_on_a_damaged_one(
     place: Path, own_settings: Path
 ):
     terminal = Terminal()
@@ -87,17 +99,28 @@ def test_the_job_of_the_guide_is_quiet_about_a_good_repository_and_fails_on_a_da
     key = terminal.run("chain key export").split()[-1]
     own_settings.joinpath("user.key").unlink(missing_ok=True)  # the runner has only the secret
     (place / ".chain" / "user.key").unlink(missing_ok=True)
+    set_clock(terminal, place / "bin", 1)
     nightly(terminal, {"CHAIN_KEY": key}, place / "first night")
     assert json.loads(Path("report.json").read_text())["ok"] is True
+    assert JUnitXml.fromfile("report.xml").failures == 0
     assert not list((place / "first night").glob("*.key"))
 
     (pack,) = (place / ".chain" / "packs").glob("*/*")
     data = bytearray(pack.read_bytes())
     data[120] ^= 1
     pack.write_bytes(data)
-    with pytest.raises(AssertionError, match=f"exit code {exits.DAMAGE} "):
-        nightly(terminal, {"CHAIN_KEY": key}, place / "second night")
-    report = json.loads(Path("report.json").read_text())
+    failed = []
+    for weekday in range(1, 8):
+        set_clock(terminal, place / "bin", weekday)
+        before = dict(terminal.environment)
+        try:
+            nightly(terminal, {"CHAIN_KEY": key}, place / f"night {weekday}")
+        except AssertionError as error:
+            assert f"exit code {exits.DAMAGE} " in str(error)
+            terminal.environment = before
+            failed.append(json.loads(Path("report.json").read_text()))
+            assert JUnitXml.fromfile("report.xml").failures == len(failed[-1]["damaged"])
+    (report,) = failed
     assert report["ok"] is False and report["damaged"][0]["paths"]
 
 

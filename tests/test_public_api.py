@@ -35,6 +35,7 @@ UNNAMED = {
     "KeySlot",
     "Loadable",
     "Manifest",
+    "MarkLine",
     "Notice",
     "ObjectId",
     "Progress",

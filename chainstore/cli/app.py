@@ -31,7 +31,7 @@ class App:
     Attributes:
         door: name -> one of the modules that need torch, numpy or rich; loads it.
         out: where everything is printed.
-        repo, key_file, key_command: the global options, None where they are not given.
+        repo, key_file, key_command, index_dir: the global options, None where they are not given.
         exit_code: what the run ends with if nothing is raised; commands set it before they print.
         so_far: what an interrupt would leave, for the person who interrupts.
     """
@@ -41,6 +41,7 @@ class App:
     repo: str | None = None
     key_file: str | None = None
     key_command: str | None = None
+    index_dir: str | None = None
     verbose: bool = False
     no_progress: bool = False
     exit_code: int = exits.OK
@@ -83,7 +84,9 @@ class App:
         """Open the repository for the time of a command, asking for a passphrase where only that opens it."""
         self.watch_progress()
         with self.with_key(
-            lambda key, root: open_repository(root, readonly=readonly, key=key, observer=self.out.observe)
+            lambda key, root: open_repository(
+                root, readonly=readonly, key=key, index_dir=self.index_dir, observer=self.out.observe
+            )
         ) as repo:
             yield repo
 
@@ -154,6 +157,7 @@ def global_options(*, hidden: bool = False) -> list[click.Parameter]:
         option("--no-progress", store="no_progress", is_flag=True, help="Draw no progress on the terminal."),
         option("--key-file", store="key_file", metavar="PATH", help="Key file that opens the repository."),
         option("--key-command", store="key_command", metavar="COMMAND", help="Command that prints the key."),
+        option("--index-dir", store="index_dir", metavar="PATH", help="Local directory for the index."),
     ]
 
 

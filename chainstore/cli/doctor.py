@@ -112,19 +112,33 @@ def _place(app: App) -> Iterator[Finding]:
     ground = survey(place)
     kind = ground.file_system or "a file system of unknown type"
     if ground.network:
-        hint = "keep the repository on a local disk, or open it with index_dir= on one"
-        yield Finding("disk", "warn", f"{place} lies on {kind}, a network disk, where the index cannot live", hint)
+        yield Finding("disk", "ok", f"{place} lies on {kind}, a network disk")
+        yield _index_place(app, place)
     else:
         yield Finding("disk", "ok", f"{place} lies on {kind}")
     little = ground.free_bytes < _LITTLE_BYTES
     yield Finding("space", "warn" if little else "ok", f"{size(ground.free_bytes)} free", "a full disk ends commits")
 
 
+def _index_place(app: App, place: Path) -> Finding:
+    """Say where the index goes that cannot lie on a network disk."""
+    dirs = [Path(app.index_dir)] if app.index_dir else list(config.index_dirs())
+    local = next((each for each in dirs if not survey(each).network), None)
+    if local is None:
+        hint = "name a local directory: --index-dir, index_dir=, or CHAIN_INDEX_DIR"
+        return Finding("index", "fail", f"no local disk for it: {', '.join(map(str, dirs))}", hint)
+    if survey(place).shares_locks:
+        return Finding("index", "ok", f"kept in {local}; whichever machine writes takes over by itself")
+    hint = "after a change of machines: `chain rebuild-index --take-over`, or cs.open(PATH, take_over=True)"
+    return Finding("index", "warn", f"kept in {local}; whether locks reach other machines is not known here", hint)
+
+
 def _trial(app: App) -> Iterator[Finding]:
     place = _where(app)
     try:
-        with TemporaryDirectory(prefix=".chain-doctor-", dir=place) as folder:
-            seconds, damaged = _commit_for_a_while(Path(folder))
+        with TemporaryDirectory(prefix=".chain-doctor-", dir=place) as folder, TemporaryDirectory() as local:
+            index_dir = Path(local) if survey(place).network else None
+            seconds, damaged = _commit_for_a_while(Path(folder), index_dir)
     except (OSError, ChainError) as error:
         hint = getattr(error, "hint", "") or "make the folder writable, or choose another with -C"
         yield Finding("commits", "fail", f"a commit in {place} failed: {error}", hint)
@@ -137,7 +151,7 @@ def _trial(app: App) -> Iterator[Finding]:
     yield Finding("commits", "warn" if slow else "ok", f"LMDB works; a small commit takes {duration(seconds)}", hint)
 
 
-def _commit_for_a_while(folder: Path) -> tuple[float, int]:
+def _commit_for_a_while(folder: Path, index_dir: Path | None) -> tuple[float, int]:
     """Make a repository, commit to it, and return the median seconds of a commit and how much was damaged after it."""
 
     def timed(work: Callable[[], object]) -> float:
@@ -145,7 +159,7 @@ def _commit_for_a_while(folder: Path) -> tuple[float, int]:
         work()
         return time.perf_counter() - start
 
-    with make_repository(folder / "trial", encrypt=False) as repo:
+    with make_repository(folder / "trial", encrypt=False, index_dir=index_dir) as repo:
         seconds = [timed(lambda n=n: repo.commit({"step": n})) for n in range(_TRIALS)]  # type: ignore[misc]
         return median(seconds), len(repo.verify("data").damaged)
 

@@ -14,14 +14,15 @@ from chainstore.repository import Usage
 _WORDS = {"commit": "commits", "tree": "names", "chunk": "arrays, values, files"}
 
 
-@cli.command("du", examples=["chain du", "chain du main -n 10", "chain du --branches", "chain du --json"])
+@cli.command("du", examples=["chain du", "chain du main -n 10", "chain du --branches", "chain du --reclaimable"])
 @click.argument("revision", required=False)
 @click.option(
     "-n", "--max-count", type=click.IntRange(min=1), default=1, show_default=True, help="Sum up the newest N snapshots."
 )
 @click.option("--branches", is_flag=True, help="By branch, all its snapshots; instead of by path.")
+@click.option("--reclaimable", is_flag=True, help="Also what `chain gc` would give back; reads every name.")
 @click.pass_obj
-def command(app: App, revision: str | None, max_count: int, branches: bool) -> None:
+def command(app: App, revision: str | None, max_count: int, branches: bool, reclaimable: bool) -> None:
     """Show where the bytes are: by path in the newest snapshots of REVISION (by default HEAD), and by kind of object.
 
     \b
@@ -35,7 +36,7 @@ def command(app: App, revision: str | None, max_count: int, branches: bool) -> N
     if branches and (revision or max_count != 1):
         raise click.UsageError("--branches takes every snapshot of every branch; leave REVISION and -n out")
     with app.open(readonly=True) as repo:
-        usage = repo.usage(revision, max_count=max_count, branches=branches)
+        usage = repo.usage(revision, max_count=max_count, branches=branches, reclaimable=reclaimable)
     app.out.result("chain.du/1", {**asdict(usage), "snapshots": len(usage.commits)}, _lines(app.out, usage, branches))
 
 
@@ -53,6 +54,9 @@ def _lines(out: Output, usage: Usage, branches: bool) -> Iterator[str]:
         yield from _table(out, ("PATH", "LOGICAL", "STORED"), [*map(_row, paths), _sum(paths)])
     yield ""
     yield from _table(out, ("KIND", "LOGICAL", "STORED"), [*map(_row, kinds), _sum(kinds)])
+    if usage.reclaimable_bytes is not None:
+        yield ""
+        yield f"{size(usage.reclaimable_bytes)} of packs `chain gc` would give back"
 
 
 def _row(row: tuple[str, int, int]) -> tuple[str, ...]:

@@ -34,7 +34,9 @@ def command(app: App, directory: Path | None, no_encrypt: bool, passphrase: bool
     target = directory if directory is not None else Path(app.repo) if app.repo else Path(CHAIN_DIR)
     key = _passphrase(app) if passphrase else app.key()
     chosen = str(settings.resolve("codec", codec, {}).value)
-    with make_repository(target, key=key, encrypt=not no_encrypt, codec=chosen, observer=app.out.observe) as repo:
+    with make_repository(
+        target, key=key, encrypt=not no_encrypt, codec=chosen, index_dir=app.index_dir, observer=app.out.observe
+    ) as repo:
         found = directory is None and app.repo is None and config.repo_from_environment() is None
         begin = "chain" if found else f"chain -C {target}"
         fields = {"path": str(repo.path), "id": repo.id, "encrypted": repo.encrypted, "key": repo.key_origin}

@@ -11,7 +11,15 @@ from chainstore.cli import app as cli
 from chainstore.cli.app import App
 from chainstore.cli.graph import Drawn, draw, in_order
 from chainstore.cli.output import Output
-from chainstore.cli.records import bytes_text, commit_fields, metrics_text, names_of_commits, refs_text, step_text
+from chainstore.cli.records import (
+    bytes_text,
+    commit_fields,
+    mark_of,
+    metrics_text,
+    names_of_commits,
+    refs_text,
+    step_text,
+)
 from chainstore.cli.wording import age, count, first_line, size, table
 from chainstore.errors import SnapshotForgotten
 from chainstore.model.commit import Commit
@@ -51,7 +59,7 @@ def command(
 ) -> None:
     """List commits, newest first, from REVISION (by default HEAD) back to the first.
 
-    Each line says: id, step, metrics, new bytes of all bytes, age, names, message.
+    Each line says: id, step, metrics, new bytes of all bytes, age, names, whether its snapshot was forgotten, message.
     """
     if everywhere and revision:
         raise click.UsageError("--all starts from every branch; leave REVISION out")
@@ -73,7 +81,7 @@ def command(
 
 def _records(repo: Repository, commits: Iterator[Commit], names: Names, stat: bool) -> Iterator[dict[str, object]]:
     for commit in commits:
-        fields = commit_fields(commit, names.get(commit.id))
+        fields = commit_fields(commit, names.get(commit.id), mark_of(repo, commit))
         yield {**fields, "tensors": count_tensors(repo, commit)} if stat else fields
 
 
@@ -82,7 +90,7 @@ def _lines(
 ) -> Iterator[str]:
     ordered = in_order(list(commits)) if graph else None
     ours, again = tee(commits if ordered is None else ordered)
-    texts = _short(out, ours, names) if oneline else _long(out, ours, names)
+    texts = _short(out, repo, ours, names) if oneline else _long(out, repo, ours, names)
     drawn = draw(ordered) if ordered is not None else repeat(_NO_GRAPH)
     for text, commit, left in zip(texts, again, drawn, strict=False):
         yield f"{left.node} {text}" if graph else text
@@ -112,17 +120,18 @@ def count_tensors(repo: Repository, commit: Commit) -> int | None:
         return None
 
 
-def _short(out: Output, commits: Iterator[Commit], names: Names) -> Iterator[str]:
+def _short(out: Output, repo: Repository, commits: Iterator[Commit], names: Names) -> Iterator[str]:
     for commit in commits:
-        parts = (
-            out.style(commit.short, "yellow"),
-            refs_text(out, names.get(commit.id, [])),
-            first_line(commit.message),
-        )
-        yield "  ".join(part for part in parts if part)
+        yield "  ".join(filter(None, (out.style(commit.short, "yellow"), _said(out, repo, commit, names))))
 
 
-def _long(out: Output, commits: Iterator[Commit], names: Names) -> Iterator[str]:
+def _said(out: Output, repo: Repository, commit: Commit, names: Names) -> str:
+    """Return names, mark and message of a commit, as far as it has them."""
+    mark = out.style("forgotten", "red") if mark_of(repo, commit) is not None else ""
+    return "  ".join(filter(None, (refs_text(out, names.get(commit.id, [])), mark, first_line(commit.message))))
+
+
+def _long(out: Output, repo: Repository, commits: Iterator[Commit], names: Names) -> Iterator[str]:
     now = config.now()
     return table(
         (
@@ -131,7 +140,7 @@ def _long(out: Output, commits: Iterator[Commit], names: Names) -> Iterator[str]
             metrics_text(commit),
             bytes_text(commit),
             age(commit.time, now),
-            "  ".join(filter(None, (refs_text(out, names.get(commit.id, [])), first_line(commit.message)))),
+            _said(out, repo, commit, names),
         )
         for commit in commits
     )

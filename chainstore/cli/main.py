@@ -49,11 +49,16 @@ SECTIONS = {
     },
     "Restore": {"checkout": "Go to a commit, or write what it holds to files."},
     "Upkeep": {
+        "forget": "Drop old snapshots by a policy, or by name.",
+        "gc": "Take away what nothing leads to, and free its space.",
         "verify": "Prove what is stored.",
         "rebuild-index": "Make the index anew from log and packs.",
         "config": "List, read or change settings.",
     },
-    "Secure": {"key": "List, add, remove, rotate or export keys."},
+    "Secure": {
+        "key": "List, add, remove, rotate or export keys.",
+        "rekey": "Make new keys for the data, and seal everything again.",
+    },
 }
 _NAME_WIDTH = max(len(name) for section in SECTIONS.values() for name in section)
 MOVES = """\

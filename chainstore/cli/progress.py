@@ -14,7 +14,11 @@ from chainstore.observe import Progress
 DELAY_SECONDS = 0.5  # what is faster is not worth a line
 EVERY_SECONDS = 0.1
 _ERASE = "\r\x1b[K"
-_COUNTED = {"verify": "objects"}  # verbs whose progress is in things, not in bytes
+_COUNTED = {
+    "verify names": "commits",
+    "verify copy": "objects",
+    "gc mark": "commits",
+}  # verbs whose progress is in things, not in bytes
 
 
 class ProgressLine:

@@ -12,16 +12,26 @@ from chainstore.cli.wording import count, printable
 from chainstore.repository import RebuildReport, rebuild
 
 
-@cli.command("rebuild-index", examples=["chain rebuild-index"], codes=(*exits.WRITES, exits.PARTLY))
+@cli.command(
+    "rebuild-index",
+    examples=["chain rebuild-index", "chain rebuild-index --take-over"],
+    codes=(*exits.WRITES, exits.PARTLY),
+)
+@click.option("--take-over", is_flag=True, help="Write from this machine from now on, in place of the one that did.")
 @click.pass_obj
-def command(app: App) -> None:
+def command(app: App, take_over: bool) -> None:
     """Make the index anew from the log and the packs, and heal the log from the old index.
 
     Works on a repository that cannot be opened. Ends with 3 if something stays damaged, with 4 if commits that were
     acknowledged are gone.
+
+    On a network disk one machine at a time writes, the one that has the index. Where locks are not seen by all
+    machines, --take-over makes this one it: see first that nothing writes there any more.
     """
     app.watch_progress()
-    report: RebuildReport = app.with_key(lambda key, root: rebuild(root, key=key, observer=app.out.observe))
+    report: RebuildReport = app.with_key(
+        lambda key, root: rebuild(root, key=key, index_dir=app.index_dir, take_over=take_over, observer=app.out.observe)
+    )
     app.exit_code = exits.DAMAGE if report.lost_lines else exits.PARTLY if report.problems else exits.OK
     app.out.result("chain.rebuild-index/1", asdict(report), _lines(report))
 

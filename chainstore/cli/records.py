@@ -3,15 +3,21 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 
 from chainstore.cli.output import Output
 from chainstore.cli.wording import number, size
+from chainstore.model.change import MarkLine
 from chainstore.model.commit import Commit
 from chainstore.repository import Repository
 
 
-def commit_fields(commit: Commit, refs: list[str] | None = None) -> dict[str, object]:
-    """Return a commit for `--json`; a metric that is no finite number is null, and named in `nonfinite`."""
+def commit_fields(commit: Commit, refs: list[str] | None = None, mark: MarkLine | None = None) -> dict[str, object]:
+    """Return a commit for `--json`; a metric that is no finite number is null, and named in `nonfinite`.
+
+    Args:
+        mark: where its snapshot was forgotten; `forgotten` says so.
+    """
     stats = commit.stats
     fields: dict[str, object] = {
         "id": str(commit.id),
@@ -28,7 +34,18 @@ def commit_fields(commit: Commit, refs: list[str] | None = None) -> dict[str, ob
         "new_bytes": stats.new_bytes,
         "stored_bytes": stats.stored_bytes,
     }
-    return fields | metric_fields(commit.metrics)
+    return fields | metric_fields(commit.metrics) | (forgotten_fields(mark) if mark is not None else {})
+
+
+def forgotten_fields(mark: MarkLine) -> dict[str, object]:
+    """Return `forgotten`: when and by which policy, and whether gc has taken the snapshot."""
+    time = datetime.fromtimestamp(mark.time_us / 1e6, UTC)
+    return {"forgotten": {"time": time.isoformat(), "policy": mark.policy, "swept": mark.swept}}
+
+
+def mark_of(repo: Repository, commit: Commit) -> MarkLine | None:
+    """Return the mark of a commit whose snapshot was forgotten, or None."""
+    return repo.marks([commit]).get(commit.id)
 
 
 def metric_fields(metrics: Mapping[str, float]) -> dict[str, object]:

@@ -12,6 +12,7 @@ from chainstore.cli.output import Output
 from chainstore.cli.records import (
     bytes_text,
     commit_fields,
+    mark_of,
     metrics_text,
     names_of_commits,
     plain_json,
@@ -21,8 +22,10 @@ from chainstore.cli.records import (
 from chainstore.cli.wording import age, moment, printable, shape, size, table
 from chainstore.errors import PathNotFound
 from chainstore.lazy import Snapshot
+from chainstore.model.change import MarkLine
 from chainstore.model.commit import Commit
 from chainstore.model.paths import Path, format_path, parse_path
+from chainstore.repository import when_and_why
 
 Row = tuple[str, str | None, tuple[int, ...] | None, int]
 
@@ -34,15 +37,18 @@ Row = tuple[str, str | None, tuple[int, ...] | None, int]
 def command(app: App, revision: str, path: str | None) -> None:
     """Show a commit and what its snapshot holds, or with PATH one tensor, value, or part of the tree.
 
-    Without PATH, and for a part of the tree, no data is read.
+    Without PATH, and for a part of the tree, no data is read. Where the snapshot was forgotten, it says when and by
+    which policy.
     """
     with app.open(readonly=True) as repo:
         snapshot = repo.snapshot(revision)
         if path is None:
             names = names_of_commits(repo).get(snapshot.commit.id, [])
-            rows, files = list(tree_rows(snapshot)), snapshot.files
-            fields = {"commit": commit_fields(snapshot.commit, names), "entries": _entries(rows), "files": files}
-            app.out.result("chain.show/1", fields, _commit_lines(app.out, snapshot.commit, names, rows, files))
+            mark = mark_of(repo, snapshot.commit)
+            rows, files = (list(tree_rows(snapshot)), snapshot.files) if mark is None else ([], [])
+            commit = commit_fields(snapshot.commit, names, mark)
+            fields = {"commit": commit, "entries": _entries(rows), "files": files}
+            app.out.result("chain.show/1", fields, _commit_lines(app.out, snapshot.commit, names, mark, rows, files))
             return
         found = find(snapshot, path)
         if isinstance(found, Snapshot):
@@ -97,10 +103,10 @@ def _entries(rows: Sequence[Row]) -> list[dict[str, object]]:
 
 
 def _commit_lines(
-    out: Output, commit: Commit, names: list[str], rows: Sequence[Row], files: Sequence[str]
+    out: Output, commit: Commit, names: list[str], mark: MarkLine | None, rows: Sequence[Row], files: Sequence[str]
 ) -> Iterator[str]:
     yield " ".join(filter(None, (out.style(f"commit {commit.id}", "yellow"), refs_text(out, names))))
-    yield from table(_facts(commit))
+    yield from table([*_facts(commit), *_forgotten(mark)])
     if commit.message:
         yield ""
         yield from (f"    {line}" for line in printable(commit.message).splitlines())
@@ -122,6 +128,12 @@ def _facts(commit: Commit) -> Iterator[tuple[str, str]]:
     if commit.meta:
         yield "meta", printable(str(dict(commit.meta)))
     yield "bytes", f"{bytes_text(commit)} new, stored in {size(commit.stats.stored_bytes)}"
+
+
+def _forgotten(mark: MarkLine | None) -> Iterator[tuple[str, str]]:
+    if mark is not None:
+        left = "gc has taken it" if mark.swept else f"`chain forget --undo {mark.commit.short}` brings it back"
+        yield "forgotten", f"{printable(when_and_why(mark))}; {left}"
 
 
 def _tree_lines(rows: Sequence[Row]) -> Iterator[str]:

@@ -18,17 +18,18 @@ from chainstore.model.commit import Commit
 _COLORS = {"stored": "green", "logical": "cyan"}
 
 
-@cli.command("stats", examples=["chain stats", "chain stats --plot"])
+@cli.command("stats", examples=["chain stats", "chain stats --plot", "chain stats --reclaimable"])
 @click.option("--plot", is_flag=True, help="Draw logical against stored bytes over the commits.")
+@click.option("--reclaimable", is_flag=True, help="Also what `chain gc` would give back; reads every name.")
 @click.pass_obj
-def command(app: App, plot: bool) -> None:
+def command(app: App, plot: bool, reclaimable: bool) -> None:
     """Show how much the repository holds, and how much it takes.
 
     With --plot the full columns are what the commits up to there are stored in, the light ones above them what their
     snapshots take in memory, each of them counted.
     """
     with app.open(readonly=True) as repo:
-        stats = repo.stats()
+        stats = repo.stats(reclaimable=reclaimable)
         commits = list(repo.log(all_refs=True))[::-1] if plot else []
     smaller = stats.logical_bytes > stats.stored_bytes > 0
     saved = f" ({stats.logical_bytes / stats.stored_bytes:.1f} times less)" if smaller else ""
@@ -36,6 +37,8 @@ def command(app: App, plot: bool) -> None:
         f"{count(stats.commits, 'commit')}, {count(stats.objects, 'object')} in {count(stats.packs, 'pack')}",
         f"{size(stats.logical_bytes)} of state take {size(stats.stored_bytes)} on disk{saved}",
     ]
+    if stats.reclaimable_bytes is not None:
+        lines.append(f"{size(stats.reclaimable_bytes)} of it `chain gc` would give back")
     points = _points(commits)
     history = [
         {"id": str(commit.id), "step": commit.step, "logical_bytes": logical, "stored_bytes": stored}

@@ -34,12 +34,20 @@ def command(app: App) -> None:
             "encrypted": repo.encrypted,
             "key": repo.key_origin if repo.encrypted else None,
             "lines_ahead": status.lines_ahead,
+            "index": str(status.index_outside) if status.index_outside else None,
         }
         app.out.result("chain.status/1", fields, _lines(repo, status, tip, key))
 
 
 def _key(repo: Repository) -> str:
     return f"opens with {repo.key_origin}" if repo.encrypted else "none: it is not encrypted"
+
+
+def _whose(status: Status) -> str:
+    """Say what an index outside of the repository is good for."""
+    if status.index_private:
+        return f"for reading only: host {status.index_host} writes to it"
+    return "on this machine, which alone may write"
 
 
 def _lines(repo: Repository, status: Status, tip: Commit | None, key: str) -> Iterator[str]:
@@ -55,6 +63,8 @@ def _lines(repo: Repository, status: Status, tip: Commit | None, key: str) -> It
         ("space", f"{size(status.disk_bytes)} taken, {size(status.free_bytes)} free"),
         ("key", key),
     ]
+    if status.index_outside:
+        rows.append(("index", f"{status.index_outside}, {_whose(status)}"))
     if status.lines_ahead:
         ahead = count(status.lines_ahead, "line")
         rows.append(("log", f"{ahead} ahead of the index, as after a crash; the next commit puts that right"))

@@ -61,6 +61,11 @@ class Bundle:
         new = max(self.generation, *self.data, 0) + 1
         return replace(self, data={**self.data, new: random(KEY_BYTES)}, meta={**self.meta, new: random(KEY_BYTES)})
 
+    def newest_only(self) -> "Bundle":
+        """Return these keys without all but the newest generation."""
+        new = self.generation
+        return replace(self, data={g: k for g, k in self.data.items() if g == new}, meta={new: self.meta[new]})
+
     def to_bytes(self) -> bytes:
         """Return the keys themselves, in the clear: for wrapping, or a pipe to a child process."""
         return bytes((_VERSION,)) + b"".join(_KEY_ENTRY.pack(*entry) for entry in self._entries())

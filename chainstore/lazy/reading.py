@@ -5,17 +5,21 @@ nearest ancestor where other bytes stand at that path and read well, which is wh
 for next.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from chainstore.errors import Damaged, IdMismatch, InvalidInput, SnapshotForgotten
+from chainstore.errors import Damaged, IdMismatch, InvalidInput
 from chainstore.ids import ObjectId
+from chainstore.leases import reader_lease
 from chainstore.model.commit import Commit
 from chainstore.model.paths import Path, parse_path
 from chainstore.model.tree import Entry, Root, read_tree
 from chainstore.observe import Observer
+from chainstore.odb.forgotten import forgotten, gone
 from chainstore.odb.local import LocalDatabase
 from chainstore.ops.checkout import fill
+from chainstore.ops.forget import nearest_kept
 from chainstore.ops.history import first_parents
 from chainstore.state.leaf import Destination
 
@@ -29,21 +33,34 @@ class Reading:
     max_memory_bytes: int
     observer: Observer
 
+    @contextmanager
+    def held(self, commit: Commit) -> Iterator[None]:
+        """Keep gc from taking the snapshot of a commit while it is read: nothing that was begun ends half-way.
+
+        Raises:
+            SnapshotForgotten: gc was there before us.
+        """
+        db = self.db()
+        with reader_lease(db.layout.leases, lambda: db.around.random(16).hex(), [(commit.id, commit.tree)]):
+            _check_there(db, commit)
+            yield
+
     def entries(self, commit: Commit, which: str) -> list[Entry]:
         """Return the entries of a commit's state ("state") or of the files beside it ("files").
 
         Raises:
-            SnapshotForgotten: the commit is there, its snapshot was dropped.
+            SnapshotForgotten: the commit is there, its snapshot was dropped; says when and by which policy.
             IdMismatch: its trees are damaged; names the nearest ancestor whose trees are not.
         """
         db = self.db()
         with db.view() as view:
             mark = view.mark(commit.id)
         if mark is not None:
-            raise SnapshotForgotten(f"the snapshot of {commit.short} was forgotten by {mark.policy}")
+            raise forgotten(mark, nearest_kept(db, commit) if mark.swept else "")
         try:
             return _read_names(db, commit, which)
         except IdMismatch as error:
+            _check_not_swept(db, commit)
             ancestor = self._good_ancestor(commit, None, which)
             raise _placed(error, f"the names in {commit.short}", commit, ancestor) from error
 
@@ -62,6 +79,7 @@ class Reading:
                 observer=self.observer,
             )
         except IdMismatch as error:
+            _check_not_swept(self.db(), commit)
             path = error.path or ""
             raise _placed(error, path, commit, self._good_ancestor(commit, path, which)) from error
 
@@ -76,6 +94,21 @@ class Reading:
         except (Damaged, InvalidInput):
             return None  # the chain below is damaged too
         return None
+
+
+def _check_not_swept(db: LocalDatabase, commit: Commit) -> None:
+    with db.view() as view:
+        mark = view.mark(commit.id)
+    if mark is not None and mark.swept:
+        raise forgotten(mark, nearest_kept(db, commit))
+
+
+def _check_there(db: LocalDatabase, commit: Commit) -> None:
+    """Refuse to begin with a snapshot that gc has begun to take; one that a lease holds before that is left whole."""
+    _check_not_swept(db, commit)
+    with db.view() as view:
+        if view.place(commit.id) is None:
+            raise gone(commit.id)
 
 
 def _read_names(db: LocalDatabase, commit: Commit, which: str, under: Path = ()) -> list[Entry]:

@@ -118,7 +118,8 @@ class Snapshot:
         entry = self._content.child(key)
         if self._content.is_container(entry):
             return Snapshot(self.commit, self._reading, manifest=self.manifest, root=entry.path)
-        return self._content.load(entry.path)
+        with self._reading.held(self.commit):
+            return self._content.load(entry.path)
 
     def __iter__(self) -> Iterator[object]:
         """Yield the keys directly below this snapshot's path."""
@@ -135,7 +136,8 @@ class Snapshot:
             IdMismatch: some chunk is damaged; names path, commit and the nearest ancestor with other bytes there.
             PathNotFound: nothing matches.
         """
-        return self._content.load(self._content.root, selection(select, exclude), map_location)
+        with self._reading.held(self.commit):
+            return self._content.load(self._content.root, selection(select, exclude), map_location)
 
     def slice(self, path: str) -> ArraySlice:
         """Return a view of an array that reads only the chunks of the rows it is asked for.
@@ -237,7 +239,8 @@ class Snapshot:
         )
         for text in plan.notices():
             self._reading.observer(Notice("safetensors", text))
-        return safetensors.save(plan.files, target.parent if single else target)
+        with self._reading.held(self.commit):
+            return safetensors.save(plan.files, target.parent if single else target)
 
     def load_into(
         self,
@@ -268,9 +271,10 @@ class Snapshot:
             StateMismatch: an object has no place in the snapshot, or does not fit; nothing was written.
             IdMismatch: a chunk is damaged; the objects may be half loaded.
         """
-        places = find_places(self._content, objects, at or {})
-        places |= {(name,): thing for name, thing in named.items()}
-        return load_into(self._content, places, rng=rng, strict=strict, assign=assign, map_location=map_location)
+        with self._reading.held(self.commit):
+            places = find_places(self._content, objects, at or {})
+            places |= {(name,): thing for name, thing in named.items()}
+            return load_into(self._content, places, rng=rng, strict=strict, assign=assign, map_location=map_location)
 
     # -- inside
 

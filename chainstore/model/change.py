@@ -14,6 +14,7 @@ when they are applied in order.  A line's body is `[time, [change...]]`, sealed;
     9  Keyring      number                          the key slots now in force
     10 Incident     text                            something a person should know later
     11 Checkpoint   see `Checkpoint`                everything above, summed up: the first change of every segment
+    12 Expired      before                          lines of reflogs older than log line `before` are dropped
 """
 
 from collections.abc import Sequence
@@ -96,6 +97,16 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
+class Expired:
+    """Lines of reflogs that stand before line `before` of the log are dropped.
+
+    The newest line of a ref that exists stays; of a deleted ref without lines, nothing stays.
+    """
+
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReflogLine:
     """One move of one ref, as kept in the reflog."""
 
@@ -147,7 +158,20 @@ class Checkpoint:
     packs: tuple[PackLine, ...]
 
 
-Change = SetRef | PackGrown | SetConfig | Mark | Unmark | Swept | Dead | Retired | SetKeyring | Incident | Checkpoint
+Change = (
+    SetRef
+    | PackGrown
+    | SetConfig
+    | Mark
+    | Unmark
+    | Swept
+    | Dead
+    | Retired
+    | SetKeyring
+    | Incident
+    | Checkpoint
+    | Expired
+)
 
 
 def encode_changes(time_us: int, changes: Sequence[Change]) -> bytes:
@@ -192,6 +216,8 @@ def _encode(change: Change) -> Node:
             return [10, text]
         case Checkpoint():
             return [11, change.format_hash, change.keyring, *_checkpoint_lists(change)]
+        case Expired(before):
+            return [12, before]
 
 
 def _checkpoint_lists(point: Checkpoint) -> list[Node]:
@@ -230,7 +256,9 @@ def _decode(node: Node) -> Change:
             case [11, bytes(format_hash), int(keyring), list(a), list(b), list(c), list(d), list(e)]:
                 lists = _refs(a), _config(b), _marks(c), _reflog(d), _packs(e)
                 return Checkpoint(_hash(format_hash), _size(keyring), *lists)
-            case [int(code), *_] if code > 11:
+            case [12, int(before)]:
+                return Expired(_size(before))
+            case [int(code), *_] if code > 12:
                 raise FormatTooNew(f"log change {code}", "read")
     except ValueError as error:
         raise Malformed("log line", f"a change with wrong fields ({error})") from error

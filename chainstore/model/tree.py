@@ -147,6 +147,26 @@ def page_links(data: bytes, *, strict: bool = False) -> Links:
     return Links(tuple(pages), tuple(chunks))
 
 
+class Below(NamedTuple):
+    """What an index page says of a page below it: its id, how many entries it holds, what their paths share."""
+
+    page: ObjectId
+    entries: int
+    common: Path
+
+
+def pages_below(data: bytes) -> tuple[Below, ...]:
+    """Return the rows of an index page; () where it is a page of another kind.
+
+    Raises:
+        Malformed: it does not follow the format.
+    """
+    code, body = _page(data)
+    if code != INDEX:
+        return ()
+    return tuple(Below(_id(page), entries, tuple(map(decode_key, keys))) for page, entries, keys in body)
+
+
 def tree_pages(root: ObjectId, load: Load) -> Iterator[ObjectId]:
     """Yield the id of every page of a tree once, parents first."""
     seen, stack = {root}, [root]

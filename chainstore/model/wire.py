@@ -66,9 +66,9 @@ def decode(data: bytes | bytearray | memoryview, *, what: str = "node", strict: 
         raise Malformed(what, str(error.__cause__ or error)) from error
     if stream.tell() != len(data):
         raise Malformed(what, f"{len(data) - stream.tell()} bytes follow the end", stream.tell())
-    foreign = _foreign_type(node)
-    if foreign is not None:
-        raise Malformed(what, f"{foreign.__name__} is not part of the format")
+    problem = _problem(node)
+    if problem is not None:
+        raise Malformed(what, problem)
     if strict and cbor2.dumps(node) != data:
         raise Malformed(what, "it is not in its shortest form")
     return node  # type: ignore[no-any-return]
@@ -97,19 +97,23 @@ def _refuse_map(value: object, immutable: bool) -> Never:
 _REFUSED_TAGS = dict.fromkeys(_TAGS, _refuse_tag)
 
 
-def _foreign_type(node: object) -> type | None:
-    """Return the type of some item that no node may hold, None when there is none."""
+def _problem(node: object) -> str | None:
+    """Return what no node may have in it: an item of another type, or a list too deep, which an empty one still is."""
     if type(node) is not list:
-        return None if type(node) in _SCALARS else type(node)
-    lists = [node]
-    while lists:
-        items = lists.pop()
-        kinds = set(map(type, items))
-        if not kinds <= _DECODED:
-            return min(kinds - _DECODED, key=lambda kind: kind.__name__)
-        if list in kinds:
-            lists.extend(item for item in items if type(item) is list)
-    return None
+        return None if type(node) in _SCALARS else f"{type(node).__name__} is not part of the format"
+    level = [node]
+    for _ in range(MAX_DEPTH):
+        below: list[list[object]] = []
+        for items in level:
+            kinds = set(map(type, items))
+            if not kinds <= _DECODED:
+                return f"{min(kind.__name__ for kind in kinds - _DECODED)} is not part of the format"
+            if list in kinds:
+                below.extend(item for item in items if type(item) is list)
+        if not below:
+            return None
+        level = below
+    return f"lists nest deeper than {MAX_DEPTH}"
 
 
 def _check_encodable(node: Encodable) -> None:

@@ -76,6 +76,7 @@ class LocalBatch:
     Args:
         known: whether an object is in the index.
         open_pack: gives a pack to append to, its flock held.
+        take_back: takes the packs of a batch that was closed.
         codec: "auto", "none", "fast" or "small".
     """
 
@@ -86,9 +87,10 @@ class LocalBatch:
         codec: str,
         known: Callable[[ObjectId], bool],
         open_pack: Callable[[], PackWriter],
+        take_back: Callable[["LocalBatch"], None] | None = None,
     ) -> None:
         self._sealer, self._benches, self._codec = sealer, benches, codec
-        self._known, self._open_pack = known, open_pack
+        self._known, self._open_pack, self._take_back = known, open_pack, take_back
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._trusted: frozenset[ObjectId] = frozenset()
@@ -187,6 +189,11 @@ class LocalBatch:
                 earlier = salvage(pack.file, 0, pack.start, f"pack {pack.name.hex()}")
                 records = [*earlier, *((placed.offset, placed.header) for placed in self._placed[pack.name])]
                 self._contents[pack.name] = pack.finish(sorted(records), self._sealer.repo_id)
+
+    def close(self) -> None:
+        """Give the packs back to whoever lent them, published or not; again is fine."""
+        if self._take_back is not None:
+            self._take_back(self)
 
     def forget_packs(self) -> None:
         """Let go of the packs: whoever lent them has them back."""

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from chainstore.errors import Damaged
+from chainstore.ids import ObjectId
 from chainstore.model.change import (
     Change,
     Checkpoint,
     Dead,
+    Expired,
     Incident,
     Mark,
     MarkLine,
@@ -28,7 +30,7 @@ from chainstore.model.change import (
 )
 from chainstore.model.frame import Line
 from chainstore.model.wire import encode
-from chainstore.odb.record import Sealer
+from chainstore.odb.record import Sealer, row_generation
 from chainstore.odb.rows import (
     NUMBER,
     PACK_ROW,
@@ -41,6 +43,7 @@ from chainstore.odb.rows import (
     WritableRows,
     as_sum,
     is_within,
+    merged,
     ref_term,
     target_node,
 )
@@ -48,6 +51,7 @@ from chainstore.odb.view import View
 from chainstore.storage.log import Position
 
 Records = Callable[[PackGrown], Iterable[Placed]]
+Lost = Callable[[Dead], Iterable[ObjectId]]
 
 
 class Editor(View):
@@ -57,18 +61,30 @@ class Editor(View):
         super().__init__(rows, sealer)
         self._out = rows
 
-    def apply(self, position: Position, line: Line, time_us: int, changes: Iterable[Change], records: Records) -> None:
+    def apply(
+        self,
+        position: Position,
+        line: Line,
+        time_us: int,
+        changes: Iterable[Change],
+        records: Records,
+        lost: Lost | None = None,
+    ) -> None:
         """Make the rows that one line of the log stands for.
 
         Args:
             position: where the line stands.
             records: gives the records of a `PackGrown`, from memory or by reading the pack.
+            lost: gives the objects whose record may lie in the ranges of a `Dead`; None: every row is looked at.
         """
         changes = tuple(changes)
         packs = [PackLine(c.pack, c.stop, c.contents) for c in changes if isinstance(c, PackGrown)]
         self._put_packs(packs, [c for c in changes if isinstance(c, PackGrown)], records)
         for change in changes:
-            self._apply(change, position.seq, time_us)
+            if isinstance(change, Dead):
+                self._put_dead(change, lost)
+            else:
+                self._apply(change, position.seq, time_us)
         self._out.put("log", SEQ.pack(position.seq), line.to_bytes())
         self._out.put(
             "meta",
@@ -101,9 +117,8 @@ class Editor(View):
                 for commit in commits:
                     mark = self.mark(commit) or MarkLine(commit, time_us, "", False)
                     self._put_mark(replace(mark, swept=True), seq)
-            case Dead(name, ranges):
-                line = self._known_pack(name)
-                self._put_pack(replace(line, dead=(*line.dead, *ranges)))
+            case Expired(before):
+                self._drop_reflog(before)
             case Retired(name):
                 self._put_pack(replace(self._known_pack(name), retired=True))
             case SetKeyring(number):
@@ -111,8 +126,10 @@ class Editor(View):
                 self.identify(repo_id, format_hash, number)
             case Checkpoint():
                 self._forget_lines_before(seq)  # it sums them up
-            case PackGrown() | Incident():
-                pass  # packs came first; the other changes no row
+                self._forget_retired_packs()
+                self._seal_again(seq)
+            case Dead() | PackGrown() | Incident():
+                pass  # dead ranges and packs have a place of their own; the last changes no row
 
     def restore(self, point: Checkpoint, records: Records) -> None:
         """Make the rows that a checkpoint stands for, in an index that is still empty."""
@@ -175,6 +192,41 @@ class Editor(View):
         for number, placed in sorted(found, key=lambda item: item[1].header.depth):
             self.put_record(number, placed)
 
+    def _put_dead(self, change: Dead, lost: Lost | None) -> None:
+        """Note dead ranges of a pack, and drop the rows of objects that lie in them."""
+        line = self._known_pack(change.pack)
+        number = self._put_pack(replace(line, dead=merged((*line.dead, *change.ranges))))
+        ranges = merged(change.ranges)
+        for id in lost(change) if lost is not None else [id for id, place in self.objects() if place.pack == number]:
+            place = self.place(id)
+            if place is not None and place.pack == number and is_within(place.offset, ranges):
+                for table in ("objects", "bases", "inline"):
+                    self._out.delete(table, id)
+
+    def _forget_retired_packs(self) -> None:
+        """Drop the rows of packs that are retired: a checkpoint says nothing of them, and no object lies in one."""
+        for number, line in list(self.packs()):
+            if line.retired:
+                self._out.delete("packs", NUMBER.pack(number))
+                self._out.delete("meta", b"pack" + line.pack)
+
+    def _seal_again(self, seq: int) -> None:
+        """Seal those rows again that older keys sealed."""
+        refs = self._all_refs() if self._is_outdated("refs") else []
+        for row in refs:
+            self._put_ref(row)
+        for line in list(self.reflogs()) if self._is_outdated("reflog") else []:
+            self._put_reflog(line)
+        for mark in list(self.marks()) if self._is_outdated("marks") else []:
+            self._put_mark(mark, seq)
+        for key, value in self.config().items() if self._is_outdated("config") else []:
+            self._set_config(key, value, seq)
+
+    def _is_outdated(self, table: str) -> bool:
+        """Whether a row of a table was sealed with keys that are not in force any more."""
+        current = self._sealer.generation
+        return any(row_generation(value) != current for _, value in self._rows.scan(table))
+
     def _known_pack(self, name: bytes) -> PackLine:
         number = self.pack_number(name)
         if number is None:
@@ -218,6 +270,26 @@ class Editor(View):
             [line.name, line.ordinal, target_node(line.old), target_node(line.new), line.time_us, line.reason]
         )
         self._out.put("reflog", key, self._sealer.seal_row("reflog", key, line.seq, plain))
+
+    def _drop_reflog(self, before: int) -> None:
+        """Drop lines of reflogs older than log line `before`, and refs that were deleted before it."""
+        kept = {}
+        for row in self._all_refs():
+            key = self._sealer.ref_key(row.name)
+            if row.target is not None:
+                kept[key + SEQ.pack(row.seq)] = row
+            elif row.seq < before:
+                self._drop_ref(key)
+        for key, _ in self._rows.scan("reflog"):
+            if SEQ.unpack(key[-SEQ.size :])[0] < before and key not in kept:
+                self._out.delete("reflog", key)
+
+    def _drop_ref(self, key: bytes) -> None:
+        before = self._rows.get("refs", key)
+        if before is not None:
+            total = int.from_bytes(self._rows.get("meta", b"refs") or b"", "little")
+            self._out.delete("refs", key)
+            self._out.put("meta", b"refs", as_sum(total - ref_term(key, before)))
 
     def _put_mark(self, mark: MarkLine, seq: int) -> None:
         plain = encode([mark.time_us, mark.policy, mark.swept])

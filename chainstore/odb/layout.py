@@ -2,21 +2,24 @@
 
 format, format.bak      plain JSON: version, repository id, suite, chunk size, extensions, checksum
 keyring, keyring.bak    key slots
-index.owner             which index is in force: {uuid, inode, host}; the index lies in index/<uuid>/
+index.owner             which index is in force: {uuid, inode, host}; the index lies in index/<uuid>/, or on a disk of
+                        that host where this directory is on a network disk (`places`)
 log/ packs/ leases/ quarantine/ reserve
 """
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
 from chainstore.crypto.keyring import Keyring
 from chainstore.errors import AlreadyExists, Damaged, FormatTooNew, Malformed, NotEncrypted, RepositoryNotFound
 from chainstore.ids import fingerprint
-from chainstore.model.frame import crc32c
+from chainstore.model.frame import MAX_PAYLOAD, crc32c
 from chainstore.odb.record import SUITE_NONE, SUITE_V1
 from chainstore.storage import fs
 
@@ -86,7 +89,10 @@ class Format:
             if version != VERSION or suite not in (SUITE_NONE, SUITE_V1):
                 raise FormatTooNew(f"format {version}, suite {suite}", "read")
             extensions = tuple((str(name), _flags(flags)) for name, flags in fields["extensions"].items())
-            return cls(bytes.fromhex(fields["repo"]), suite, int(fields["chunk"]), extensions, version)
+            repo, chunk = fields["repo"], fields["chunk"]
+            if not _UUID.fullmatch(repo) or type(chunk) is not int or not 0 < chunk <= MAX_PAYLOAD:
+                raise ValueError("the repository's id or the size of its chunks")
+            return cls(bytes.fromhex(repo), suite, chunk, extensions, version)
         except _NOT_OURS as error:
             raise Malformed("format", f"not the JSON it should be ({error})") from error
 
@@ -109,14 +115,17 @@ class Owner:
 
     Attributes:
         uuid: names its folder.  inode: of its data file, so that a copy is noticed.  host: shown to people only.
+        outside: whether it lies outside of the repository's directory, so that others may not see it.
     """
 
     uuid: str
     inode: int
     host: str
+    outside: bool = False
 
     def to_bytes(self) -> bytes:
-        return json.dumps({"uuid": self.uuid, "inode": self.inode, "host": self.host}).encode() + b"\n"
+        fields = {"uuid": self.uuid, "inode": self.inode, "host": self.host}
+        return json.dumps(fields | ({"outside": True} if self.outside else {})).encode() + b"\n"
 
 
 class Layout:
@@ -125,25 +134,57 @@ class Layout:
     Args:
         root: the directory.
         index_dir: where the index lives instead of `root/index`.
+        local_dirs: where an index may be kept that can lie in neither, best first.
+
+    Attributes:
+        index_root: where the index in force lies, if it is one of this machine.
+        index_roots: where it is looked for; `index_root` comes first.
+        owner: the file that says which index is in force.
     """
 
-    def __init__(self, root: Path, index_dir: Path | None = None) -> None:
-        self.root = root
+    def __init__(self, root: Path, index_dir: Path | None = None, local_dirs: Sequence[Path] = ()) -> None:
+        self.root, self.index_dir, self.local_dirs = root, index_dir, tuple(local_dirs)
         self.index_root = index_dir if index_dir is not None else root / "index"
+        self.index_roots: tuple[Path, ...] = (self.index_root,)
+        self.owner = root / "index.owner"
         self.log = root / "log"
         self.packs = root / "packs"
         self.leases = root / "leases"
         self.quarantine = root / "quarantine"
 
     def exists(self) -> bool:
-        return (self.root / "format").is_file() or (self.root / "format.bak").is_file()
+        return fs.is_file(self.root / "format") or fs.is_file(self.root / "format.bak")
+
+    @property
+    def on_network(self) -> bool:
+        """Whether the repository's directory is on a network disk, where an index cannot live."""
+        return fs.is_network_file_system(self.root)
+
+    @property
+    def outside(self) -> bool:
+        """Whether the index in force lies, or would lie, outside of the repository's directory."""
+        return self.index_root != self.root / "index"
+
+    def with_index(self, roots: Sequence[Path], owner: Path | None = None) -> "Layout":
+        """Return a layout whose indexes lie in `roots`, a new one in the first; `owner` names the one in force."""
+        other = copy(self)
+        other.index_root, other.index_roots = roots[0], tuple(roots)
+        other.owner = owner or self.owner
+        return other
 
     def index(self, uuid: str) -> Path:
-        return self.index_root / uuid
+        """Return the folder of an index: where it is, else where it would be made."""
+        there = (root / uuid for root in self.index_roots if fs.exists(root / uuid / "data.mdb"))
+        return next(there, self.index_root / uuid)
+
+    def has_index(self, uuid: str) -> bool:
+        """Whether an index is on a disk that this machine sees."""
+        return fs.exists(self.index(uuid) / "data.mdb")
 
     def create(self) -> None:
         """Make the folders."""
-        for folder in (self.root, self.log, self.packs, self.leases, self.quarantine, self.index_root):
+        index = () if self.on_network and not self.outside else (self.index_root,)
+        for folder in (self.root, self.log, self.packs, self.leases, self.quarantine, *index):
             try:
                 fs.make_dirs(folder)
             except FileExistsError as error:
@@ -162,7 +203,7 @@ class Layout:
         if not self.exists():
             raise RepositoryNotFound(str(self.root))
         found = self._either("format", Format.from_bytes)
-        if not found.encrypted and (self.root / "keyring").exists():
+        if not found.encrypted and fs.exists(self.root / "keyring"):
             raise NotEncrypted(
                 f"{self.root} has key slots, but its format file says that it is not encrypted",
                 hint="somebody changed `format`; " + _HEAL,
@@ -208,10 +249,10 @@ class Layout:
         """
         hint = "`chain rebuild-index` makes it anew from the log and the packs"
         try:
-            fields = json.loads(fs.read_all(self.root / "index.owner", _LIMIT))
+            fields = json.loads(fs.read_all(self.owner, _LIMIT))
             if not _UUID.fullmatch(fields["uuid"]):
                 raise ValueError("the name of the index")
-            return Owner(fields["uuid"], int(fields["inode"]), str(fields["host"]))
+            return Owner(fields["uuid"], int(fields["inode"]), str(fields["host"]), bool(fields.get("outside", False)))
         except FileNotFoundError:
             raise Damaged(f"{self.root} has no index", hint=hint) from None
         except _NOT_OURS as error:
@@ -220,7 +261,7 @@ class Layout:
     def complete(self) -> None:
         """Write the file or the backup that a process which died did not come to; a damaged one is left to be seen."""
         for name in ("format", "keyring"):
-            found = [path for path in (self.root / name, self.root / f"{name}.bak") if path.exists()]
+            found = [path for path in (self.root / name, self.root / f"{name}.bak") if fs.exists(path)]
             if len(found) == 1:
                 missing = self.root / (name if found[0].suffix else f"{name}.bak")
                 fs.write_atomic(missing, fs.read_all(found[0], _LIMIT))
@@ -228,12 +269,16 @@ class Layout:
     def owner_stamp(self) -> object:
         """Return what changes whenever another index is put in force; cheap."""
         try:
-            return fs.inode_of(self.root / "index.owner")
+            return fs.inode_of(self.owner)
         except FileNotFoundError:
             return None
 
+    def owned_since(self) -> datetime:
+        """Return when the index in force was put there, by the clock of the disk (UTC)."""
+        return datetime.fromtimestamp(self.owner.stat().st_mtime, UTC)
+
     def write_owner(self, owner: Owner) -> None:
-        fs.write_atomic(self.root / "index.owner", owner.to_bytes())
+        fs.write_atomic(self.owner, owner.to_bytes())
 
     def _either(self, name: str, parse: Callable[[bytes], T]) -> T:
         try:

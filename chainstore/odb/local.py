@@ -12,7 +12,7 @@ says what may not be published, `publisher` publishes and settles, `in_force` is
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -21,18 +21,20 @@ from chainstore.errors import ChainError, ReadOnly
 from chainstore.ids import Kind, ObjectId
 from chainstore.model.change import Change, SetKeyring
 from chainstore.odb.batch import Benches, LocalBatch
-from chainstore.odb.conflicts import check_publishable
+from chainstore.odb.conflicts import check_generation, check_publishable, taken_back
 from chainstore.odb.in_force import IndexInForce
 from chainstore.odb.layout import Layout, Owner
 from chainstore.odb.pack_hold import PackHold
+from chainstore.odb.private import PrivateIndex
 from chainstore.odb.publisher import Publisher, no_records
 from chainstore.odb.reader import ObjectReader
 from chainstore.odb.record import Sealer
 from chainstore.odb.rows import RefRow
 from chainstore.odb.surroundings import Surroundings
+from chainstore.odb.turn import RebuiltMeanwhile, Turn
 from chainstore.odb.view import View
 from chainstore.storage.index import Index
-from chainstore.storage.log import Log
+from chainstore.storage.log import Log, Position
 from chainstore.storage.pack import PackDir, PackWriter
 
 
@@ -43,21 +45,34 @@ class LocalDatabase:
     """
 
     def __init__(
-        self, layout: Layout, sealer: Sealer, index: Index, owner: Owner, around: Surroundings, *, readonly: bool
+        self,
+        layout: Layout,
+        sealer: Sealer,
+        index: Index,
+        owner: Owner,
+        around: Surroundings,
+        *,
+        readonly: bool,
+        private: PrivateIndex | None = None,
     ) -> None:
-        self.layout, self.sealer, self.readonly = layout, sealer, readonly
+        self.layout, self.sealer, self.around, self.readonly = layout, sealer, around, readonly
         self.packs = PackDir(layout.packs)
         self.log = Log(layout.log)
         self.benches = Benches()
         self._lock = threading.RLock()
-        self._index = IndexInForce(layout, sealer, index, owner, self._lock)
+        self._index = IndexInForce(layout, sealer, index, owner, self._lock, around, private)
         self._reader = ObjectReader(self._index, self.packs, sealer, self.benches)
         self._publisher = Publisher(layout, sealer, around, self.log, self._index, self.packs)
         self._hold = PackHold(self.packs, self._publisher, self.view, around.random)
 
     @property
+    def index(self) -> IndexInForce:
+        """The index that is looked into: the one in force, or a private one where that is elsewhere."""
+        return self._index
+
+    @property
     def index_path(self) -> Path:
-        """The folder of the index in force."""
+        """The folder of that index."""
         return self._index.path
 
     # -- reading
@@ -80,6 +95,10 @@ class LocalDatabase:
     def unsuspected(self, ids: frozenset[ObjectId]) -> frozenset[ObjectId]:
         """Return those of `ids` that no read found damaged."""
         return ids - self._reader.suspects
+
+    def suspect(self, ids: Iterable[ObjectId]) -> None:
+        """Take these for damaged, whatever reads said: they count as not stored until they are stored anew."""
+        self._reader.suspects.update(ids)
 
     def length(self, id: ObjectId) -> int:
         """Return the plain bytes of an object as the index has them; -1 where it is not stored."""
@@ -125,7 +144,8 @@ class LocalDatabase:
     def _catch_up(self) -> None:
         """Before a look: go over to the index in force, and finish what a failing disk left in doubt."""
         with suppress(ChainError):  # what we have is still readable
-            self._index.catch_up()
+            if self._index.catch_up():
+                self.packs.let_go_all()  # another machine may have added to what is open here
             if self._publisher.in_doubt:
                 self.settle()
 
@@ -138,16 +158,18 @@ class LocalDatabase:
             ReadOnly: the database was opened for reading.
         """
         self._must_write()
-        return LocalBatch(self.sealer, self.benches, codec or "auto", self.has, self._take_pack)
+        return LocalBatch(self.sealer, self.benches, codec or "auto", self.has, self._take_pack, self.retire_batch)
 
     def publish(self, batch: LocalBatch | None, changes: Sequence[Change], *, parents: Sequence[ObjectId] = ()) -> int:
         """Make a batch and `changes` durable and visible in one step; return the number of the log line.
+
+        A commit that a `SetRef` leads to is no longer forgotten: its mark is taken back in the same step.
 
         Args:
             parents: commits that a new one descends from.
 
         Raises:
-            RefConflict: a ref is not where a `SetRef` expects it.
+            RefConflict: a ref is not where a `SetRef` expects it, or at a commit that a `Mark` would forget.
             SnapshotForgotten: gc has begun to take what a ref or a new commit would lead to.
             GoneMeanwhile: an object that the batch relied on is no longer there.
             Locked: another process published all the time.
@@ -159,18 +181,53 @@ class LocalDatabase:
         with self._publisher.turn() as position:
             with self.view() as view:
                 check_publishable(view, batch, changes, parents)
+                if batch is not None:
+                    check_generation(batch, self.sealer.generation)
+                changes = [*changes, *taken_back(view, changes)]
             if batch is None:
                 return self._publisher.publish(position, changes, no_records).seq
             seq = self._publisher.publish(position, [*batch.growth(), *changes], batch.records).seq
             self._reader.suspects -= batch.stored.keys()  # they were stored anew
             return seq
 
-    def change_keyring(self, change: Callable[[Keyring], Keyring]) -> None:
-        """Put what `change` makes of the key slots in force in their place; durable when it returns."""
+    @contextmanager
+    def turn(self, index: Path | None = None) -> Iterator[Turn]:
+        """Hold the right to publish, everything settled; for maintenance, which checks for itself what it publishes.
+
+        Args:
+            index: what `index_path` was when that was prepared.
+
+        Raises:
+            RebuiltMeanwhile: it is another by now.
+        """
+        self._must_write()
+        with self._publisher.turn() as position:
+            if index not in (None, self.index_path):
+                raise RebuiltMeanwhile(
+                    "the index was rebuilt meanwhile", hint="run it again: what was done by then is done"
+                )
+            yield Turn(self._publisher, position, self.view)
+
+    def drop_dead_readers(self) -> int:
+        """Free what look-ups of processes that died still hold in the index, and return how many there were."""
+        return self._index.drop_dead_readers()
+
+    def position(self) -> Position:
+        """Return the last line of the log that the index knows."""
+        return self._index.position()
+
+    def change_keyring(self, change: Callable[[Keyring], Keyring], *, renewed: bool = False) -> None:
+        """Put what `change` makes of the key slots in force in their place; durable when it returns.
+
+        Args:
+            renewed: they hold a new generation of keys, with which everything is sealed from here on.
+        """
         self._must_write()
         with self._publisher.turn() as position:
             keyring = change(self.layout.read_keyring())
-            self.layout.write_keyring(keyring)
+            self.layout.write_keyring(keyring)  # before anything is sealed with what it holds
+            if renewed:
+                self.sealer.keep_up(self.sealer.generation + 1)
             self._publisher.publish(position, [SetKeyring(keyring.number)], no_records)
 
     def retire_batch(self, batch: LocalBatch) -> None:

@@ -17,6 +17,7 @@ def move_lost_refs(db: LocalDatabase, report: RebuildReport) -> None:
             continue
         with db.view() as view:
             older = [line.old for line in view.reflog(row.name)]
+            older = [id for id in older if isinstance(id, ObjectId) and view.mark(id) is None]
         target = next((id for id in older if isinstance(id, ObjectId) and _complete(db, id)), None)
         report.problems.append(f"the commit of {row.name}, {row.target.short}, is damaged")
         if target is None and _readable(db, row.target):

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from chainstore.errors import ChainError, Damaged, Malformed, StorageError
 from chainstore.leases import publish_lock
 from chainstore.model.change import Change, PackGrown, decode_changes, encode_changes
-from chainstore.model.frame import Line
-from chainstore.odb.editor import Editor
+from chainstore.model.frame import Line, line_generation
+from chainstore.odb.editor import Editor, Lost
 from chainstore.odb.growth import read_growth
 from chainstore.odb.in_force import IndexInForce
 from chainstore.odb.layout import Layout
@@ -49,7 +49,9 @@ class Publisher:
     def turn(self) -> Iterator[Position]:
         """Hold the publish lock, everything settled; gives the position of log and index."""
         with self._index.lock, publish_lock(self._layout.leases, self.around.who):
-            yield self._settle()
+            position = self._settle()
+            self._sealer.keep_up(self._generation(position))
+            yield position
 
     def attach(self) -> None:
         """Bring log and index together after opening.
@@ -72,19 +74,24 @@ class Publisher:
             pass
 
     def publish(
-        self, position: Position, changes: Sequence[Change], records: Callable[[PackGrown], list[Placed]]
+        self,
+        position: Position,
+        changes: Sequence[Change],
+        records: Callable[[PackGrown], list[Placed]],
+        lost: Lost | None = None,
     ) -> Position:
         """Append one line and put its rows into the index; return where it stands.  Only within `turn`.
 
         Args:
             position: of log and index.
             records: gives the records of a `PackGrown` among the changes.
+            lost: gives the objects that may lie in the ranges of a `Dead` among them; None: all are looked at.
 
         Raises:
             StoreFull, StorageError: nothing was published, unless the message says that nobody knows.
         """
         if self._log.is_full(position):
-            position = self._start_segment(position)
+            position = self.start_segment(position)
         time_us = self.around.now_us()
         body = encode_changes(time_us, changes)
         line = self._sealer.seal_line(position.seq + 1, position.hash, body)
@@ -93,7 +100,7 @@ class Publisher:
         try:
             at = self._log.append(line, position)
             with self._index.write() as rows:
-                Editor(rows, self._sealer).apply(at, line, time_us, changes, records)
+                Editor(rows, self._sealer).apply(at, line, time_us, changes, records, lost)
         except BaseException as error:
             if not self._index_holds(line.seq):
                 self._undo(position)
@@ -103,7 +110,13 @@ class Publisher:
             # the index has it, so it happened, whatever else went wrong
         return at
 
-    def _start_segment(self, position: Position) -> Position:
+    def _generation(self, position: Position) -> int:
+        """Return the key generation of the last line: nobody may publish with an older one any more."""
+        with self._index.read() as rows:
+            return line_generation(View(rows, self._sealer).line(position.seq) or b"")
+
+    def start_segment(self, position: Position) -> Position:
+        """Begin a new segment of the log with a checkpoint, and drop those before it.  Only within `turn`."""
         with self._index.read() as rows:
             point = View(rows, self._sealer).checkpoint()
         time_us = self.around.now_us()

@@ -11,8 +11,11 @@ from chainstore.model.frame import MAX_DEPTH, MAX_HEADER_BYTES, MAX_PAYLOAD, Hea
 from chainstore.odb.batch import Bench, Benches
 from chainstore.odb.in_force import IndexInForce
 from chainstore.odb.record import Sealer
+from chainstore.odb.rows import Place
 from chainstore.odb.view import View
 from chainstore.storage.pack import PackDir
+
+_MOST_BASES = 256  # that are looked at to tell whether gc moved something
 
 
 class ObjectReader:
@@ -45,14 +48,37 @@ class ObjectReader:
         Raises:
             IdMismatch: missing, or not what was stored; `out` then holds nothing of use.
         """
+        before: list[tuple[bytes, Place | None]] = []
+        while True:
+            try:
+                found = self._read(id, out, MAX_DEPTH + 1, {})
+            except (Damaged, WrongRepository) as error:
+                now = self._whereabouts(id)
+                if now == before or not now:
+                    self.suspects.add(id)
+                    if isinstance(error, IdMismatch):
+                        raise
+                    raise IdMismatch(str(id), str(error)) from error
+                before = now  # gc may have moved it while we read: it is looked up once more
+            else:
+                if before:
+                    self.suspects.difference_update(ObjectId(base) for base, _ in before)
+                return found
+
+    def _whereabouts(self, id: ObjectId) -> list[tuple[bytes, Place | None]]:
+        """Return where an object and everything it builds on lie now; [] where the index cannot tell."""
+        found: list[tuple[bytes, Place | None]] = []
         try:
-            return self._read(id, out, MAX_DEPTH + 1, {})
-        except IdMismatch:
-            self.suspects.add(id)
-            raise
-        except (Damaged, WrongRepository) as error:
-            self.suspects.add(id)
-            raise IdMismatch(str(id), str(error)) from error
+            with self._index.read() as rows:
+                view = View(self._index.seen(rows), self._sealer)
+                queue = [id]
+                while queue and len(found) < _MOST_BASES:
+                    place = view.place(queue[0])
+                    found.append((queue.pop(0), place))
+                    queue += view.bases(found[-1][0]) if place is not None and place.n_bases else ()
+        except Damaged:
+            return []  # the read says so itself
+        return found
 
     def _read(self, id: ObjectId, out: memoryview | None, below: int, known: dict[ObjectId, memoryview]) -> memoryview:
         """Return an object whose record has less depth than `below`; `known` holds the bases read so far."""

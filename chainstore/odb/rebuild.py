@@ -7,22 +7,20 @@ Nothing that was there is trusted before it was looked at, and nothing is taken 
     lost_refs     refs whose snapshot went with what is damaged
 """
 
-from contextlib import suppress
-from pathlib import Path
-
 from chainstore.errors import Damaged
 from chainstore.leases import publish_lock
 from chainstore.observe import Observer
-from chainstore.odb.layout import Format, Layout
+from chainstore.odb.layout import Format, Layout, Owner
 from chainstore.odb.log_healing import heal_log
 from chainstore.odb.lost_refs import move_lost_refs
 from chainstore.odb.opening import open_local
+from chainstore.odb.places import place_index, tell
 from chainstore.odb.rebuild_report import RebuildReport
 from chainstore.odb.record import Sealer
 from chainstore.odb.replay import build_index
 from chainstore.odb.surroundings import Surroundings
+from chainstore.odb.take_over import check_take_over, drop_other_indexes, is_elsewhere
 from chainstore.odb.view import View
-from chainstore.storage import fs
 from chainstore.storage.pack import PackDir
 
 
@@ -33,20 +31,31 @@ def rebuild_index(
     keyring_number: int,
     around: Surroundings,
     observer: Observer,
+    *,
+    take_over: bool = False,
 ) -> RebuildReport:
     """Make the index anew and put it in force; the old one is then removed.
 
+    Args:
+        take_over: do so although the index in force is on another machine and locks may not reach it.
+
     Raises:
         Damaged: neither the log nor the old index can be read.
+        IndexElsewhere: another machine writes to it, as far as can be known.
         Locked: somebody publishes all the time.
     """
     report = RebuildReport()
+    layout = place_index(layout, format.repo_id)
     with publish_lock(layout.leases, around.who):
-        heal_log(layout, format, sealer, report)
         old = _old_owner(layout)
+        if old is not None and is_elsewhere(layout, old):
+            check_take_over(layout, old, asked=take_over)
+        heal_log(layout, format, sealer, report)
         owner = build_index(layout, format, sealer, around, report, observer)
         layout.write_owner(owner)
-        _remove_old_indexes(layout, old, owner.uuid)
+        drop_other_indexes(layout, old.uuid if old is not None else None, owner.uuid)
+    if layout.on_network and layout.index_dir is None:
+        tell(around, layout, f"{layout.root} is on a network disk")
     db = open_local(layout, format, sealer, keyring_number, around, readonly=False)
     try:
         move_lost_refs(db, report)
@@ -66,27 +75,8 @@ def _check_packs(packs: PackDir, view: View, report: RebuildReport) -> None:
             report.problems.append(f"pack {line.pack.hex()} has {size} bytes where {line.length} were committed")
 
 
-def _remove_old_indexes(layout: Layout, old: str | None, new: str) -> None:
-    """Remove the index that was replaced, and what earlier rebuilds left where only ours can lie."""
-    ours_alone = layout.index_root == layout.root / "index"
-    for name in fs.list_dir(layout.index_root):
-        if name != new and (name == old or (ours_alone and _is_index_name(name))):
-            for file in ("data.mdb", "lock.mdb"):
-                fs.unlink(layout.index_root / name / file, missing_ok=True)
-            _remove_folder(layout.index_root / name)
-
-
-def _is_index_name(name: str) -> bool:
-    return len(name) == 32 and all(digit in "0123456789abcdef" for digit in name)
-
-
-def _old_owner(layout: Layout) -> str | None:
+def _old_owner(layout: Layout) -> Owner | None:
     try:
-        return layout.read_owner().uuid
+        return layout.read_owner()
     except Damaged:
         return None  # then nothing says which index was in force
-
-
-def _remove_folder(folder: Path) -> None:
-    with suppress(OSError):  # a process that still has it open keeps it; an empty folder harms nobody
-        folder.rmdir()

@@ -7,8 +7,9 @@ the same frames carry the bytes as they are.
 
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from chainstore.crypto.aead import OVERHEAD, object_key, open_into, open_row, ref_key, seal_into, seal_row
+from chainstore.crypto.aead import OVERHEAD, object_key, open_into, open_row, ref_key, row_header, seal_into, seal_row
 from chainstore.crypto.keyring import Bundle
 from chainstore.errors import Damaged, IdMismatch, KeyRequired, Malformed, WrongRepository
 from chainstore.ids import Hasher, Kind, ObjectId, fingerprint
@@ -21,6 +22,11 @@ _ROW = struct.Struct("<IQ")  # generation, seq: in front of every sealed row, in
 _SEQ = struct.Struct(">Q")
 
 
+def row_generation(value: bytes) -> int:
+    """Return the key generation that a row says it was sealed with, which nothing proves; 0 where none is."""
+    return int(_ROW.unpack_from(value)[0])
+
+
 class Sealer:
     """Seal and open everything one repository stores; safe to share between threads.
 
@@ -28,12 +34,23 @@ class Sealer:
         repo_id: 16 bytes.
         bundle: its keys, None where it is unencrypted.
         random: n -> n random bytes; only nonces come from it.
+        renew: gives the keys as they are now, for when something is met that was sealed with newer ones.
+
+    Attributes:
+        generation: of the keys that everything new is sealed with.
     """
 
-    def __init__(self, repo_id: bytes, bundle: Bundle | None, random: Callable[[int], bytes]) -> None:
+    def __init__(
+        self,
+        repo_id: bytes,
+        bundle: Bundle | None,
+        random: Callable[[int], bytes],
+        renew: Callable[[], Bundle] | None = None,
+    ) -> None:
         self.repo_id = repo_id
         self._bundle = bundle
         self._random = random
+        self._renew = renew
         self._suite = SUITE_V1 if bundle else SUITE_NONE
         self._flags = FLAG_ENCRYPTED if bundle else 0
         self.generation = max(bundle.meta) if bundle else 0
@@ -46,6 +63,32 @@ class Sealer:
     def id(self, kind: Kind, plain: bytes | bytearray | memoryview) -> ObjectId:
         """Return the id of an object with these plain bytes."""
         return self._hasher.id(kind, plain)
+
+    @property
+    def bundle(self) -> Bundle:
+        """The keys; only where everything is encrypted."""
+        assert self._bundle is not None
+        return self._bundle
+
+    def adopt(self, bundle: Bundle) -> None:
+        """Seal with the newest of these keys from here on; what older ones sealed stays readable in this process."""
+        before = self.bundle
+        data, meta = {**before.data, **bundle.data}, {**before.meta, **bundle.meta}
+        self._bundle = replace(bundle, data=data, meta=meta)
+        self.generation = bundle.generation
+
+    def renew_with(self, renew: Callable[[], Bundle]) -> None:
+        """Take up new keys from here on with `renew`: another key opens the repository now."""
+        self._renew = renew
+
+    def keep_up(self, generation: int) -> None:
+        """Take up the keys of a generation that somebody else began.
+
+        Raises:
+            KeyRequired, WrongKey: the key that opened the repository opens the new ones no more.
+        """
+        if self._bundle is not None and generation > self.generation and self._renew is not None:
+            self.adopt(self._renew())
 
     def sealed_bytes(self, encoded: int) -> int:
         """Return how long a payload of `encoded` bytes is once sealed."""
@@ -97,6 +140,7 @@ class Sealer:
         if len(payload) < OVERHEAD:
             raise IdMismatch(str(header.id), "its payload is too short to be sealed")
         kind = Kind(header.kind)
+        self.keep_up(header.generation)
         key = object_key(self._master(kind, header.generation), self._suite, self.repo_id, kind, header.id)
         used = open_into(key, payload, header.to_bytes(), out)
         return memoryview(out)[:used]
@@ -122,6 +166,7 @@ class Sealer:
             Damaged: it does not authenticate as the value of this key in this table.
         """
         if self._bundle is not None:
+            self.keep_up(row_header(sealed)[0])
             return open_row(self._bundle.meta, table.encode(), key, sealed)[1]
         if len(sealed) < _ROW.size or _ROW.unpack_from(sealed)[0] != 0:
             raise Damaged(f"a row of table {table!r} is sealed, but this repository is not encrypted")
@@ -148,6 +193,7 @@ class Sealer:
             return line.body
         if line.generation == 0:
             raise Malformed("log", f"line {line.seq} is not sealed in an encrypted repository")
+        self.keep_up(line.generation)
         key = _SEQ.pack(line.seq) + line.previous
         return open_row(self._bundle.meta, b"log", key, line.body, label="log")[1]
 

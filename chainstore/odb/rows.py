@@ -10,7 +10,8 @@
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -79,9 +80,24 @@ class RefRow:
     seq: int
 
 
-def is_within(offset: int, ranges: Iterable[tuple[int, int]]) -> bool:
-    """Return whether `offset` lies in one of `ranges`."""
-    return any(start <= offset < stop for start, stop in ranges)
+Ranges = tuple[tuple[int, int], ...]
+
+
+def is_within(offset: int, ranges: Sequence[tuple[int, int]]) -> bool:
+    """Return whether `offset` lies in one of `ranges`, which are as `merged` returns them."""
+    place = bisect_right(ranges, offset, key=lambda each: each[0])
+    return place > 0 and offset < ranges[place - 1][1]
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return ranges sorted, none of them empty, those that touch or overlap joined."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        elif start < stop:
+            found.append((start, stop))
+    return tuple(found)
 
 
 def unpack(layout: struct.Struct, row: bytes) -> tuple[Any, ...]:

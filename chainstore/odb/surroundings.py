@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from chainstore.observe import Observer, silent
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -12,12 +14,14 @@ class Surroundings:
         now_us: microseconds since 1970 UTC.
         random: n -> n random bytes (nonces, names of packs).
         host, process: shown to people.
+        observer: is told where an index was put that cannot lie in its repository.
     """
 
     now_us: Callable[[], int]
     random: Callable[[int], bytes]
     host: str
     process: str
+    observer: Observer = silent
 
     @property
     def who(self) -> str:

@@ -122,8 +122,11 @@ class View:
 
     def refs(self) -> list[RefRow]:
         """Return every ref that exists, sorted by name."""
-        found = [self._ref_row(key, value) for key, value in self._rows.scan("refs")]
-        return sorted((row for row in found if row.target is not None), key=lambda row: row.name)
+        return sorted((row for row in self._all_refs() if row.target is not None), key=lambda row: row.name)
+
+    def _all_refs(self) -> list[RefRow]:
+        """Return every ref, deleted ones too."""
+        return [self._ref_row(key, value) for key, value in self._rows.scan("refs")]
 
     def check_refs(self) -> None:
         """Verify that the table of refs is whole.
@@ -200,7 +203,7 @@ class View:
     def checkpoint(self) -> Checkpoint:
         """Return everything the log has established so far, to open a new segment with."""
         _, format_hash, keyring = self.identity()
-        every = [self._ref_row(key, value) for key, value in self._rows.scan("refs")]
+        every = self._all_refs()
         return Checkpoint(
             format_hash,
             keyring,
@@ -208,5 +211,5 @@ class View:
             tuple(self.config().items()),
             tuple(self.marks()),
             tuple(self.reflogs()),
-            tuple(line for _, line in self.packs()),
+            tuple(line for _, line in self.packs() if not line.retired),
         )

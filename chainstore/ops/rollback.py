@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from chainstore.errors import InvalidInput, RevisionNotFound, SnapshotForgotten
+from chainstore.errors import InvalidInput, RevisionNotFound
 from chainstore.ids import ObjectId
 from chainstore.model.change import SetRef
+from chainstore.odb.forgotten import forgotten
 from chainstore.odb.local import LocalDatabase
 from chainstore.ops.history import ancestors, first_parents, read_commit
 from chainstore.refs import short_name, tag_ref
@@ -34,13 +35,13 @@ def earlier_commit(
     """Return the commit in the past of `tip` that exactly one of the three names.
 
     Args:
-        to: this one.
+        to: this one; one that was forgotten is so no longer, once the branch is there.
         steps: the newest whose step is at least so many optimizer steps below the tip's.
         before: the newest made before this time.
 
     Raises:
         InvalidInput: none or several are given, or `to` is not in the past of `tip`.
-        RevisionNotFound: there is no such commit.  SnapshotForgotten: there is, but its snapshot is gone.
+        RevisionNotFound: there is no such commit.  SnapshotForgotten: gc has taken the snapshot of `to`.
     """
     if sum(choice is not None for choice in (to, steps, before)) != 1:
         raise InvalidInput("a rollback goes to one commit: name it with one of to, steps and before")
@@ -74,8 +75,8 @@ def _known_ancestor(db: LocalDatabase, tip: ObjectId, target: ObjectId) -> Objec
         )
     with db.view() as view:
         mark = view.mark(target)
-    if mark is not None:
-        raise SnapshotForgotten(f"the snapshot of {target.short} was forgotten by {mark.policy}")
+    if mark is not None and mark.swept:
+        raise forgotten(mark)
     return target
 
 

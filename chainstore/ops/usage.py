@@ -74,12 +74,14 @@ class Usage:
         commits: ids of the commits that `paths` covers, newest first.
         paths, branches: one of the two, the other is empty.
         kinds: every object of the repository.
+        reclaimable_bytes: of packs, about what gc would give back now; None where nobody asked.
     """
 
     commits: tuple[str, ...]
     paths: tuple[PathUsage, ...]
     branches: tuple[BranchUsage, ...]
     kinds: tuple[KindUsage, ...]
+    reclaimable_bytes: int | None = None
 
 
 def path_usage(db: LocalDatabase, commits: Iterable[Commit]) -> list[PathUsage]:

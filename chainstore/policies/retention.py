@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 
 from chainstore.errors import InvalidInput
 from chainstore.ids import ObjectId
+from chainstore.policies.spans import format_span
 
 ALL = -1  # as the number of a rule: every one
 
@@ -50,6 +51,8 @@ class Best:
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.metric, str) or not self.metric:
+            raise InvalidInput(f"best names a metric, not {self.metric!r}")
         _check_count("best", self.count)
         if self.mode not in ("min", "max"):
             raise InvalidInput(f"best is by 'min' or 'max', not {self.mode!r}")
@@ -95,9 +98,6 @@ class Retention:
     group_by: Literal["branch", "none"] = "branch"
 
     def __post_init__(self) -> None:
-        rules = [getattr(self, field.name) for field in fields(self) if field.name != "group_by"]
-        if all(rule in (None, (), False) for rule in rules):
-            raise InvalidInput("a retention without a rule would drop everything", hint="say last=10 or daily=7")
         for name in ("last", *_BUCKETS):
             _check_count(name, getattr(self, name))
         if self.every_steps is not None and (type(self.every_steps) is not int or self.every_steps < 1):
@@ -106,8 +106,12 @@ class Retention:
             raise InvalidInput(f"within is a length of time, not {self.within}")
         if isinstance(self.tags, str):
             raise InvalidInput(f"tags are a tuple of names, not the text {self.tags!r}")
+        object.__setattr__(self, "tags", tuple(self.tags))  # a list would not compare equal
         if self.group_by not in ("branch", "none"):
             raise InvalidInput(f"group_by is 'branch' or 'none', not {self.group_by!r}")
+        rules = [getattr(self, field.name) for field in fields(self) if field.name != "group_by"]
+        if all(rule in (None, (), False) for rule in rules):
+            raise InvalidInput("a retention without a rule would drop everything", hint="say last=10 or daily=7")
 
     def keep(
         self,
@@ -117,7 +121,22 @@ class Retention:
         tags: Mapping[str, ObjectId] | None = None,
         branches: Mapping[str, Collection[ObjectId]] | None = None,
     ) -> dict[ObjectId, str]:
-        """Return the ids of the commits whose snapshots stay, newest first, each with the reasons.
+        """Return the ids of the commits whose snapshots stay, newest first, each with the reasons as text.
+
+        The arguments are those of `reasons`, and so are the errors.
+        """
+        found = self.reasons(commits, now, tags=tags, branches=branches)
+        return {id: ", ".join(reasons) for id, reasons in found.items()}
+
+    def reasons(
+        self,
+        commits: Iterable[Candidate],
+        now: datetime,
+        *,
+        tags: Mapping[str, ObjectId] | None = None,
+        branches: Mapping[str, Collection[ObjectId]] | None = None,
+    ) -> dict[ObjectId, tuple[str, ...]]:
+        """Return the ids of the commits whose snapshots stay, newest first, each with the rules that want it.
 
         Args:
             commits: in any order; of equal times, the one that comes first counts as the newer.
@@ -142,7 +161,7 @@ class Retention:
                 reasons.setdefault(commit.id, []).append(reason + of)
         for commit, reason in self._tagged(chain, tags or {}):
             reasons.setdefault(commit.id, []).append(reason)
-        return {commit.id: ", ".join(reasons[commit.id]) for commit in chain if commit.id in reasons}
+        return {commit.id: tuple(reasons[commit.id]) for commit in chain if commit.id in reasons}
 
     def _of_chain(self, chain: Sequence[Candidate], now: datetime) -> Iterator[tuple[Candidate, str]]:
         """Yield the commits of one chain, newest first, that some rule keeps, with that rule."""
@@ -154,7 +173,7 @@ class Retention:
             yield from _by_calendar(chain, name, getattr(self, name), bucket, now)
         if self.within is not None:
             newest = max((c.time for c in chain if c.time <= now), default=now)
-            yield from ((c, f"within {self.within}") for c in chain if newest - c.time < self.within)
+            yield from ((c, f"within {format_span(self.within)}") for c in chain if newest - c.time < self.within)
         if self.every_steps is not None:
             every = self.every_steps
             yield from ((c, f"every {every} steps") for c in chain if c.step is not None and c.step % every == 0)

@@ -13,6 +13,10 @@ What is where:
     writer      `Writer`: a commit built piece by piece
     refs        branches, tags and HEAD, moved
     comparing   two snapshots side by side
+    collecting  garbage taken away
+    rekeying    new keys, and everything sealed again
+    forgetting  snapshots dropped by a policy, and taken back
+    proving     verified, with a key or without, and healed from a copy
     upkeep      statistics, and the index made anew
     handles     what the handles of one process share, and what each holds
     slots       keys that open a repository
@@ -20,16 +24,21 @@ What is where:
 """
 
 from chainstore.errors import ForkedHandle, NotFound, RepositoryNotFound
+from chainstore.odb.forgotten import when_and_why
 from chainstore.odb.rebuild_report import RebuildReport
 from chainstore.ops.differences import KINDS as ANOMALY_KINDS
 from chainstore.ops.differences import ORDER as DIFF_ORDER
 from chainstore.ops.differences import Anomaly, Diff, FileDiff, TensorDiff, ValueDiff
+from chainstore.ops.forget_plan import ForgetLine, ForgetPlan
+from chainstore.ops.gc_report import GcReport, Kept
 from chainstore.ops.rollback import Rollback
 from chainstore.ops.usage import BranchUsage, KindUsage, PathUsage, Usage
-from chainstore.ops.verify import VerifyReport
+from chainstore.ops.verify_report import CHECKS, COVERED, Damage, DamageGroup, Level, VerifyReport, grouped
 from chainstore.repository.face import Repository
 from chainstore.repository.handles import Revision
 from chainstore.repository.opening import Ground, init, key_kinds, locate, open, rebuild, survey
+from chainstore.repository.proving import heal_small_files, verify_without_key
+from chainstore.repository.rekeying import RekeyReport
 from chainstore.repository.settings import CHAIN_DIR, Settings
 from chainstore.repository.slots import KeySlot
 from chainstore.repository.upkeep import RepositoryStats, Status, rebuild_at
@@ -39,19 +48,29 @@ from chainstore.settings import CODECS
 __all__ = [
     "ANOMALY_KINDS",
     "CHAIN_DIR",
+    "CHECKS",
     "CODECS",
+    "COVERED",
     "DIFF_ORDER",
     "Anomaly",
     "BranchUsage",
+    "Damage",
+    "DamageGroup",
     "Diff",
     "FileDiff",
+    "ForgetLine",
+    "ForgetPlan",
     "ForkedHandle",
+    "GcReport",
     "Ground",
+    "Kept",
     "KeySlot",
     "KindUsage",
+    "Level",
     "NotFound",
     "PathUsage",
     "RebuildReport",
+    "RekeyReport",
     "Repository",
     "RepositoryNotFound",
     "RepositoryStats",
@@ -64,6 +83,8 @@ __all__ = [
     "ValueDiff",
     "VerifyReport",
     "Writer",
+    "grouped",
+    "heal_small_files",
     "init",
     "key_kinds",
     "locate",
@@ -71,4 +92,6 @@ __all__ = [
     "rebuild",
     "rebuild_at",
     "survey",
+    "verify_without_key",
+    "when_and_why",
 ]

@@ -5,7 +5,7 @@ Each method says here what it does, for whom it fails, and hands the work to the
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime
@@ -18,23 +18,29 @@ from chainstore.crypto.keys import KeyProvider
 from chainstore.errors import SnapshotNotFound
 from chainstore.ids import ObjectId
 from chainstore.lazy import Globs, Reading, Snapshot
-from chainstore.model.change import ReflogLine, SetConfig
+from chainstore.model.change import MarkLine, ReflogLine, SetConfig
 from chainstore.model.commit import Commit
 from chainstore.observe import silent
 from chainstore.odb.local import LocalDatabase
 from chainstore.odb.rebuild_report import RebuildReport
 from chainstore.ops.commit import file_leaves
 from chainstore.ops.differences import Diff
+from chainstore.ops.forget_plan import ForgetPlan
+from chainstore.ops.gc_report import GcReport
 from chainstore.ops.history import ancestors, head_of, in_range, merge_base, read_commit
 from chainstore.ops.rollback import Rollback
 from chainstore.ops.usage import Usage
-from chainstore.ops.verify import Level, VerifyReport, verify
+from chainstore.ops.verify_report import Level, VerifyReport
+from chainstore.policies.retention import Retention
+from chainstore.policies.texts import format_retention
 from chainstore.refs import HEAD, HEADS, TAGS, branch_ref, short_name, tag_ref
-from chainstore.repository import refs
+from chainstore.repository import collecting, forgetting, refs
 from chainstore.repository.comparing import compare
 from chainstore.repository.handles import Core, Handle, Revision, release, share
 from chainstore.repository.overview import overview
+from chainstore.repository.proving import newest_good, prove
 from chainstore.repository.recording import Request, make_note, new_tags, record
+from chainstore.repository.rekeying import RekeyReport, rekey
 from chainstore.repository.settings import Settings
 from chainstore.repository.slots import KeySlot, add_slot, keyring_of, list_slots, remove_slot, rotate_slot
 from chainstore.repository.upkeep import RepositoryStats, Status, look, measure, rebuild_open, weigh, weigh_branches
@@ -251,7 +257,7 @@ class Repository:
         settings = self._handle.settings
         reading = Reading(lambda: self._db, settings.threads, settings.max_memory_bytes, settings.observer)
         commit = self.get_commit(rev)
-        return Snapshot(commit, reading, manifest=self._handle.core.tips.get(commit.id))
+        return Snapshot(commit, reading, manifest=self._handle.manifest_of(commit.id))
 
     def __getitem__(self, rev: Revision) -> Snapshot:
         """Return the snapshot of a commit: `repo["main~2"]`, `repo["step:1200"]`, `repo["min:loss"]`."""
@@ -314,24 +320,31 @@ class Repository:
         """
         return compare(self._handle, self.snapshot(a), self.snapshot(b), select, norms, unchanged)
 
-    def stats(self) -> RepositoryStats:
-        """Return how much the repository holds, and how much it would be without it."""
-        return measure(self._handle, self.log(all_refs=True))
+    def stats(self, *, reclaimable: bool = False) -> RepositoryStats:
+        """Return how much the repository holds, and how much it would be without it.
+
+        Args:
+            reclaimable: also what `gc` would give back, for which every commit and every name is read.
+        """
+        return measure(self._handle, self.log(all_refs=True), reclaimable)
 
     def status(self) -> Status:
         """Return where the repository stands, as far as that is known at once."""
         return look(self._handle)
 
-    def usage(self, rev: Revision | None = None, *, max_count: int = 1, branches: bool = False) -> Usage:
+    def usage(
+        self, rev: Revision | None = None, *, max_count: int = 1, branches: bool = False, reclaimable: bool = False
+    ) -> Usage:
         """Return where the bytes are: by kind of object, and by top-level path or by branch.
 
         Args:
             rev, max_count: the newest so many snapshots from there, by default the one of HEAD.
             branches: by branch, over all snapshots of every branch, instead of by path.
+            reclaimable: also what `gc` would give back, for which every commit and every name is read.
         """
         if branches:
-            return weigh_branches(self._handle)
-        return weigh(self._handle, list(self.log(rev, max_count=max_count)))
+            return weigh_branches(self._handle, reclaimable)
+        return weigh(self._handle, list(self.log(rev, max_count=max_count)), reclaimable)
 
     # -- refs
 
@@ -348,7 +361,8 @@ class Repository:
 
         Raises:
             InvalidRefName: the name breaks the rules, which are git's.  AlreadyExists: the branch is there.
-            RevisionNotFound: `start` names no commit.
+            RevisionNotFound: `start` names no commit.  SnapshotForgotten: gc has taken its snapshot; one that was only
+                forgotten comes back with the name.
         """
         return refs.make_ref(self._handle, branch_ref(name), start, f"branch: from {start}")
 
@@ -357,7 +371,7 @@ class Repository:
 
         Raises:
             InvalidRefName: the name breaks the rules, which are git's.  AlreadyExists: the tag is there.
-            RevisionNotFound: `rev` names no commit.
+            RevisionNotFound: `rev` names no commit.  SnapshotForgotten: as for `branch`.
         """
         return refs.make_ref(self._handle, tag_ref(name), rev, f"tag: {rev}")
 
@@ -384,7 +398,7 @@ class Repository:
         """Put HEAD on a commit itself, and return it; the next commit from here opens a new branch.
 
         Raises:
-            RevisionNotFound: there is no such commit.
+            RevisionNotFound: there is no such commit.  SnapshotForgotten: as for `branch`.
         """
         return refs.detach(self._handle, rev)
 
@@ -392,7 +406,7 @@ class Repository:
         """Move a branch to a revision and return where it was; the reflog keeps that.
 
         Raises:
-            RefConflict: `expected_head` is given and the branch is elsewhere.
+            RefConflict: `expected_head` is given and the branch is elsewhere.  SnapshotForgotten: as for `branch`.
         """
         return refs.reset(self._handle, branch, rev, expected_head)
 
@@ -415,7 +429,7 @@ class Repository:
 
         Raises:
             InvalidInput: not exactly one of the three is given, or `to` is not in the branch's past.
-            RevisionNotFound: nothing that old is left.  SnapshotForgotten: the snapshot of `to` is gone.
+            RevisionNotFound: nothing that old is left.  SnapshotForgotten: gc has taken the snapshot of `to`.
         """
         return refs.rollback(self._handle, branch, to, steps, before, reason)
 
@@ -429,18 +443,133 @@ class Repository:
 
     # -- upkeep
 
-    def verify(self, level: Level = "links") -> VerifyReport:
+    def forget(
+        self,
+        retention: Retention | None = None,
+        *,
+        commits: Sequence[Revision] | None = None,
+        dry_run: bool = False,
+        allow_remove_all: bool = False,
+    ) -> ForgetPlan:
+        """Drop the snapshots that a policy does not keep, or just those of some commits, and return what was done.
+
+        The commits stay in the log, with a mark; `unforget` takes the marks back until `gc` has run.  What has a name
+        always stays: tips of branches, tagged commits, the commit HEAD is on.  Commits that no branch leads to are
+        dropped only by name.
+
+        Args:
+            retention: by default the repository's own policy.
+            commits: instead of a policy; an empty list drops nothing.
+            dry_run: change nothing; the plan is the one that would be applied.
+            allow_remove_all: let the rules keep nothing of a branch but what has a name.
+
+        Raises:
+            InvalidInput: there is no policy; no commit has its metric; its rules keep nothing of a branch; or one of
+                `commits` has a name.  Nothing was changed.
+            RefConflict: refs moved to what was to be dropped, three times in a row; nothing was changed.
+        """
+        return forgetting.forget(self._handle, retention, commits, dry_run, allow_remove_all)
+
+    def unforget(self, commits: Sequence[Revision] | None = None) -> tuple[ObjectId, ...]:
+        """Bring forgotten snapshots back, by default all of them, and return the ids of their commits.
+
+        Raises:
+            SnapshotForgotten: gc has taken some of `commits`, or everything that was forgotten; nothing was changed.
+        """
+        return forgetting.unforget(self._handle, commits)
+
+    def marks(self, commits: Iterable[Revision] | None = None) -> dict[ObjectId, MarkLine]:
+        """Return of these commits, by default of all, those that were forgotten: when, by which policy, and whether
+        gc has taken them.
+        """
+        return forgetting.marks(self._handle, commits)
+
+    def gc(self, *, dry_run: bool = False, forget: bool = True) -> GcReport:
+        """Take away what nothing leads to, and give its bytes back to the file system.
+
+        Others may read and commit meanwhile.  Killed at any moment, the next one goes on.  Works on a full disk.
+
+        Args:
+            dry_run: change nothing, and say what would go.
+            forget: first drop what the repository's own policy drops, if it has one.
+
+        Raises:
+            Locked: another gc is at work; says who and since when.
+            Damaged: something that must be walked cannot be read, so that nothing below it is proven to be garbage.
+        """
+        return collecting.gc(self._handle, dry_run, forget)
+
+    def rekey(self, *, reencrypt: bool = False, drop_other_keys: bool = False, dry_run: bool = False) -> RekeyReport:
+        """Make new keys for the data; everything written from here on is sealed with them.
+
+        Other processes go on: they take up the new keys by themselves, if the key that opened the repository for them
+        still does.
+
+        Args:
+            reencrypt: also rewrite what older keys sealed, and throw those away.  Needs free space for one pack; what
+                was rewritten when it is interrupted stays so, and the next call goes on.
+            drop_other_keys: close the slots of all other keys, which cannot be given the new ones.
+            dry_run: change nothing, and say what would be rewritten.
+
+        Raises:
+            NotEncrypted: there are no keys.
+            InvalidInput: other keys open the repository too, and `drop_other_keys` is not given.
+            Locked: gc is at work.
+        """
+        return rekey(self._handle, reencrypt, drop_other_keys, dry_run)
+
+    @property
+    def retention(self) -> Retention | None:
+        """The policy that the repository keeps for `forget` and `gc`; None where it has none."""
+        return forgetting.stored_retention(self._handle)
+
+    def set_retention(self, retention: Retention | None) -> None:
+        """Give the repository a policy of its own, for `forget` and `gc`; None takes it away."""
+        self.set_setting("retention", None if retention is None else format_retention(retention))
+
+    def verify(
+        self,
+        level: Level = "links",
+        *,
+        sample: str | None = None,
+        seed: int | None = None,
+        no_key: bool = False,
+        repair_from: "str | os.PathLike[str] | Repository | None" = None,
+        dry_run: bool = False,
+    ) -> VerifyReport:
         """Prove what is stored; the report's `damaged` lists what is not as it was.
 
         Args:
             level: "quick" looks at log, index, small files and refs; "links" also at every commit and name, and
-                whether each chunk has its place; "data" reads every byte.
+                whether each object has its place; "data" reads every byte.
+            sample: of the chunks, at level "data": a share of them ("5%"), the first of seven parts ("1/7": seven
+                nights read everything), or an amount ("10G").
+            seed: what a share or an amount is drawn by; told in the report.
+            no_key: only what a machine without the key can check: checksums of records, index, order of the log.
+            repair_from: another copy of this repository; what is damaged here and reads well there is stored anew, and
+                what stood in its place is set aside in `quarantine/`.  At level "links" or "data".
+            dry_run: with `repair_from`: change nothing, say what would be taken.
 
         Raises:
-            InvalidInput: there is no such level.  Damage is reported, never raised.
+            InvalidInput: there is no such level or sample, or options contradict each other.
+            WrongRepository: `repair_from` is a copy of another repository.  ReadOnly: this was opened for reading.
+            Damage is reported, never raised.
         """
-        settings = self._handle.settings
-        return verify(self._db, level, threads=settings.threads, observer=settings.observer)
+        copy = repair_from._handle if isinstance(repair_from, Repository) else repair_from
+        return prove(self._handle, level, sample, seed, no_key, copy, dry_run)
+
+    def latest_good(self, branch: str | None = None) -> Commit:
+        """Return the newest commit of a branch whose snapshot is whole, every byte of it read.
+
+        Args:
+            branch: by default the one of this handle.
+
+        Raises:
+            RevisionNotFound: there is no such branch.  SnapshotNotFound: none of its commits is whole.
+
+        Cost: a read of the tip where that is whole; each ancestor costs what differs from its descendants.
+        """
+        return newest_good(self._handle, branch)
 
     def rebuild_index(self) -> RebuildReport:
         """Make the index anew from log and packs, and heal the log from the index.

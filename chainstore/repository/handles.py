@@ -7,6 +7,7 @@ use to it.
 
 import os
 import threading
+from dataclasses import replace
 from typing import ClassVar
 
 from chainstore.errors import BranchDeleted, InvalidInput, RevisionNotFound
@@ -18,7 +19,7 @@ from chainstore.odb.local import LocalDatabase
 from chainstore.odb.opening import open_local
 from chainstore.ops.history import Names, resolve
 from chainstore.refs import HEAD, short_name
-from chainstore.repository.settings import Settings, in_force, now_us, surroundings
+from chainstore.repository.settings import Settings, in_force, now_us
 from chainstore.repository.slots import check_key, unseal
 from chainstore.settings import resolve as resolve_setting
 
@@ -72,8 +73,9 @@ def share(settings: Settings) -> Core:
                 there.format,
                 there.sealer,
                 there.keyring_number,
-                surroundings(),
+                settings.around,
                 readonly=settings.readonly,
+                take_over=settings.take_over,
             )
             core = Core.shared[name] = Core(settings, db, there.key_origin)
         core.users += 1
@@ -103,7 +105,8 @@ class Handle:
         self._moves_before_tip = _HAS_TIP
         self._closed = False
         self._pid = os.getpid()
-        self.settings = in_force(settings, self.own_settings())
+        # what comes back after a fork, or on another machine, does not take over by itself
+        self.settings = replace(in_force(settings, self.own_settings()), take_over=False)
         target = self.ref_target(HEAD)
         self.stand_on(target if isinstance(target, str) else None)
 
@@ -127,6 +130,14 @@ class Handle:
         if not self._closed:
             self._closed = True
             release(self.core)
+
+    def manifest_of(self, commit: ObjectId) -> Manifest | None:
+        """Return the manifest of a recent tip, as long as its snapshot was not forgotten; None: it must be read."""
+        found = self.core.tips.get(commit)
+        if found is not None:
+            with self.db.view() as view:
+                return found if view.mark(commit) is None else None
+        return None
 
     def turn(self) -> threading.RLock:
         """Return the lock that one committing thread of this process holds; a forked child has its own."""

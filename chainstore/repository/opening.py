@@ -41,7 +41,8 @@ def init(
         codec: "auto", "none", "fast" or "small".
         threads: workers of the pipeline; by default what the settings say, else one a core, at most 8.
         max_memory: of the pipeline, bytes or text such as "1GiB"; by default what the settings say, else 256 MiB.
-        index_dir: a local directory for the index, where `path` is on a network disk.
+        index_dir: a local directory for the index; by default it lies in `path`, or where that is on a network disk
+            below SLURM_TMPDIR, TMPDIR or the user's cache directory.
         exist_ok: open what is there instead of refusing.
         observer: called with progress and notices.
 
@@ -75,6 +76,7 @@ def open(
     threads: int | None = None,
     max_memory: int | str | None = None,
     index_dir: str | os.PathLike[str] | None = None,
+    take_over: bool = False,
     observer: Observer = silent,
 ) -> Repository:
     """Open the repository at `path` (or at `path/.chain`).
@@ -85,9 +87,12 @@ def open(
         create: make it if it is not there.
         readonly: change nothing, not even what a crash left behind.
         key, threads, max_memory, index_dir, observer: as for `init`.
+        take_over: write, although another machine has the index and its locks may not be seen here. Make sure that
+            nothing writes there any more: what it commits afterwards is refused, not lost.
 
     Raises:
         RepositoryNotFound: there is none.
+        IndexElsewhere: another machine writes to it, as far as can be known.
         KeyRequired, WrongKey: it is encrypted and the key is missing or another.
         Damaged: log or index are not what they were; says what heals them.
     """
@@ -102,6 +107,7 @@ def open(
             max_memory=max_memory,
             index_dir=index_dir,
             observer=observer,
+            take_over=take_over,
         )
     )
     if create and not Layout(settings.root).exists():
@@ -122,14 +128,20 @@ def rebuild(
     *,
     key: KeyProvider | None = None,
     index_dir: str | os.PathLike[str] | None = None,
+    take_over: bool = False,
     observer: Observer = silent,
 ) -> RebuildReport:
     """Make the index of the repository at `path` anew from its log and packs, and heal its log from the index.
 
+    Args:
+        key, index_dir, take_over, observer: as for `open`.
+
     Raises:
         RepositoryNotFound; KeyRequired, WrongKey; Damaged: neither log nor index can be read.
+        IndexElsewhere: another machine writes to it, as far as can be known.
     """
-    return rebuild_at(where_it_is(make_settings(path, key=key, index_dir=index_dir, observer=observer)))
+    settings = make_settings(path, key=key, index_dir=index_dir, take_over=take_over, observer=observer)
+    return rebuild_at(where_it_is(settings))
 
 
 def locate(path: str | os.PathLike[str]) -> Path | None:
@@ -157,21 +169,25 @@ class Ground:
         file_system: its type, such as "ext4"; "" where the system does not tell.
         network: whether it is on another machine, where the index cannot live.
         free_bytes: for this user.
+        shares_locks: whether locks are known to be seen by every machine that has it mounted.
     """
 
     file_system: str
     network: bool
     free_bytes: int
+    shares_locks: bool = True
 
 
 def survey(path: str | os.PathLike[str]) -> Ground:
-    """Return what lies under an existing path.
+    """Return what lies under a path, or will once it is made.
 
     Raises:
         StorageError: nothing can be learned of it.
     """
     place = Path(path).absolute()
-    return Ground(fs.file_system_type(place), fs.is_network_file_system(place), fs.free_bytes(place))
+    mount = fs.find_mount(place)
+    existing = next(each for each in (place, *place.parents) if each.exists())
+    return Ground(mount.type, mount.network, fs.free_bytes(existing), mount.shares_locks)
 
 
 def _create(layout: Layout, settings: Settings, encrypt: bool) -> None:
@@ -183,7 +199,7 @@ def _create(layout: Layout, settings: Settings, encrypt: bool) -> None:
         format,
         Sealer(format.repo_id, bundle, os.urandom),
         keyring.number if keyring is not None else 0,
-        surroundings(),
+        settings.around,
         head=HEADS + DEFAULT_BRANCH,
         config={"codec": settings.codec or "auto"},
     ).close()

@@ -31,10 +31,16 @@ class Settings:
     index_dir: Path | None = None
     codec: str | None = None
     observer: Observer = silent
+    take_over: bool = False
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.root, self.index_dir)
+        return Layout(self.root, self.index_dir, config.index_dirs())
+
+    @property
+    def around(self) -> Surroundings:
+        """What the engine may know of the world, and whom it tells."""
+        return replace(surroundings(), observer=self.observer)
 
 
 def make_settings(
@@ -47,6 +53,7 @@ def make_settings(
     index_dir: str | os.PathLike[str] | None = None,
     codec: str | None = None,
     observer: Observer = silent,
+    take_over: bool = False,
 ) -> Settings:
     """Return settings from what a user said.
 
@@ -62,6 +69,7 @@ def make_settings(
         Path(index_dir).expanduser().absolute() if index_dir is not None else None,
         parse_codec(codec) if codec is not None else None,
         observer,
+        take_over,
     )
 
 

@@ -69,7 +69,13 @@ def unseal(layout: Layout, settings: Settings) -> Unsealed:
             f"the key slots in {layout.root} belong to repository {keyring.repo_id.hex()}, not {format.repo_id.hex()}"
         )
     bundle, chosen = access.unlock(layout.root, keyring, settings.key)
-    return Unsealed(format, Sealer(format.repo_id, bundle, os.urandom), keyring.number, chosen.origin)
+    sealer = Sealer(format.repo_id, bundle, os.urandom, _renewal(layout, settings.key))
+    return Unsealed(format, sealer, keyring.number, chosen.origin)
+
+
+def _renewal(layout: Layout, key: KeyProvider | None) -> Callable[[], Bundle]:
+    """Return what opens the key slots again, as they are by then."""
+    return lambda: access.unlock(layout.root, layout.read_keyring(), key)[0]
 
 
 def make_keyring(layout: Layout, settings: Settings, repo_id: bytes) -> tuple[Keyring, Bundle]:
@@ -113,7 +119,9 @@ def rotate_slot(db: LocalDatabase, settings: Settings, provider: KeyProvider, la
         slot, bundle, _ = access.unlock_slot(settings.root, keyring, settings.key)
         return keyring.with_slot(provider, bundle, label=label, random=os.urandom).without_slot(slot.id)
 
-    return _change(db, replaced)
+    id = _change(db, replaced)
+    db.sealer.renew_with(_renewal(db.layout, provider))
+    return id
 
 
 def remove_slot(db: LocalDatabase, slot_id: str) -> None:

@@ -2,7 +2,8 @@
 
 One place, so that one place knows what a full disk looks like, that a failed fsync is never retried, that a
 descriptor does not survive a fork, and so that tests can cut the power between any two operations: every
-operation that changes something calls `failpoint(name, path)` first, which does nothing until a test replaces it.
+operation that changes something calls `failpoint(name, path)` first, and `changed(name, path, details)` once it is
+done; both do nothing until a test replaces them.
 
 FileNotFoundError and FileExistsError pass through as they are: they answer a question, and only the caller knows
 what was asked.  Every other OSError becomes a `StorageError` or a `ReadOnly` that names the path.
@@ -17,6 +18,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import stat
 import threading
 import weakref
 from collections.abc import Callable
@@ -32,6 +34,7 @@ Buffer = bytes | bytearray | memoryview
 
 PARTS_PER_WRITE = 1024  # IOV_MAX of Linux: buffers one pwritev takes
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _REFUSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, linux/falloc.h
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -41,8 +44,19 @@ def _do_nothing(name: str, path: Path) -> None:
     """Be the failpoint of ordinary life."""
 
 
+def _tell_nobody(name: str, path: Path, details: tuple[object, ...]) -> None:
+    """Be the witness of ordinary life."""
+
+
 failpoint: Callable[[str, Path], None] = _do_nothing
 """Called before every operation that changes something, with its name and its path; tests replace it."""
+
+changed: Callable[[str, Path, tuple[object, ...]], None] = _tell_nobody
+"""Called after every operation that changed something, with what makes it up besides its name and path:
+
+pwrite, append: offset, buffers (not to be kept)    truncate, preallocate: length    punch: offset, length
+rename: the old path    create, unlink, mkdir, fdatasync, sync_dir, index commit: nothing
+"""
 
 
 class File:
@@ -135,7 +149,7 @@ class File:
         Raises:
             StoreFull: some of it may be written; truncate to take it back.
         """
-        self._change("pwrite", lambda fd: _write_all(fd, parts, offset))
+        self._change("pwrite", lambda fd: _write_all(fd, parts, offset), (offset, *parts))
 
     def append(self, *parts: Buffer) -> int:
         """Write `parts` one after the other at the end of the file and return the offset where they start.
@@ -146,12 +160,12 @@ class File:
             StoreFull: some of it may be written; truncate to take it back.
         """
         offset = self.size()
-        self._change("append", lambda fd: _write_all(fd, parts, offset))
+        self._change("append", lambda fd: _write_all(fd, parts, offset), (offset, *parts))
         return offset
 
     def truncate(self, length: int) -> None:
         """Cut the file to `length` bytes (or extend it with zeros)."""
-        self._change("truncate", lambda fd: os.ftruncate(fd, length))
+        self._change("truncate", lambda fd: os.ftruncate(fd, length), (length,))
 
     def fdatasync(self) -> None:
         """Return once everything written is on disk.  A failure poisons: the kernel forgets what it could not write."""
@@ -159,12 +173,12 @@ class File:
 
     def preallocate(self, length: int) -> None:
         """Make the file at least `length` bytes long, with disk space behind every one of them."""
-        self._change("preallocate", lambda fd: os.posix_fallocate(fd, 0, length))
+        self._change("preallocate", lambda fd: os.posix_fallocate(fd, 0, length), (length,))
 
     def punch(self, offset: int, length: int) -> bool:
         """Give the disk space of a range back, which reads as zeros then; return whether this file system can."""
         try:
-            self._change("punch", lambda fd: _punch(fd, offset, length))
+            self._change("punch", lambda fd: _punch(fd, offset, length), (offset, length))
         except _CannotPunch:
             return False
         return True
@@ -233,7 +247,9 @@ class File:
             raise ForkedHandle(f"{self.path} was opened before this process was forked")
         return self._readable()
 
-    def _change(self, name: str, operation: Callable[[int], None], poison: bool = False) -> None:
+    def _change(
+        self, name: str, operation: Callable[[int], None], details: tuple[object, ...] = (), poison: bool = False
+    ) -> None:
         """Run one operation that changes the file; poison the handle if its outcome is unknown."""
         fd = self._changeable()
         try:
@@ -243,6 +259,7 @@ class File:
             if poison or error.errno not in _FULL | {errno.EBADF, errno.EINVAL}:
                 self._poison = f"a failed {name} ({error.strerror or error})"
             raise _failure(error, name, self.path) from error
+        changed(name, self.path, details)
 
 
 _not_for_children: weakref.WeakSet[File] = weakref.WeakSet()
@@ -277,11 +294,14 @@ def open_file(path: Path, *, write: bool = False, create: bool = False, new: boo
     try:
         if flags & os.O_CREAT:
             failpoint("create", path)
-        return File(os.open(path, flags, mode), path, bool(flags & os.O_RDWR))
+        file = File(os.open(path, flags, mode), path, bool(flags & os.O_RDWR))
     except (FileNotFoundError, FileExistsError):
         raise
     except OSError as error:
         raise _failure(error, "open", path, writing=bool(flags & os.O_RDWR)) from error
+    if flags & os.O_CREAT:
+        changed("create", path, ())  # or opened: whether it was there is for the witness to know
+    return file
 
 
 def read_all(path: Path, limit: int) -> bytes:
@@ -324,20 +344,25 @@ def _write_atomic(path: Path, data: Buffer, mode: int) -> None:
         raise
 
 
-def make_dirs(path: Path) -> None:
-    """Make a directory and what is missing above it, durably; one that is there is left as it is."""
+def make_dirs(path: Path, mode: int = 0o777) -> None:
+    """Make a directory and what is missing above it, durably; one that is there is left as it is.
+
+    Args:
+        mode: permissions of what is made, less the umask.
+    """
     missing = []
-    while not path.is_dir():
+    while not is_dir(path):
         missing.append(path)
         path = path.parent
     for directory in reversed(missing):
         try:
             failpoint("mkdir", directory)
-            directory.mkdir(exist_ok=True)
+            directory.mkdir(mode, exist_ok=True)
         except FileExistsError:
             raise  # a file of that name
         except OSError as error:
             raise _failure(error, "make directory", directory, writing=True) from error
+        changed("mkdir", directory, ())
         sync_dir(directory.parent)
 
 
@@ -354,6 +379,7 @@ def sync_dir(path: Path) -> None:
         raise
     except OSError as error:
         raise _failure(error, "sync directory", path) from error
+    changed("sync_dir", path, ())
 
 
 def rename(source: Path, target: Path) -> None:
@@ -365,6 +391,7 @@ def rename(source: Path, target: Path) -> None:
         raise
     except OSError as error:
         raise _failure(error, "rename to", target, writing=True) from error
+    changed("rename", target, (source,))
     sync_dir(target.parent)
     if source.parent != target.parent:
         sync_dir(source.parent)
@@ -379,6 +406,7 @@ def unlink(path: Path, missing_ok: bool = False) -> None:
         raise
     except OSError as error:
         raise _failure(error, "remove", path, writing=True) from error
+    changed("unlink", path, ())
 
 
 def list_dir(path: Path) -> list[str]:
@@ -402,6 +430,37 @@ def inode_of(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
+def exists(path: Path) -> bool:
+    """Return whether anything has this name; a link that leads nowhere is nothing."""
+    return _mode(path) != 0
+
+
+def is_file(path: Path) -> bool:
+    """Return whether a file has this name."""
+    return stat.S_ISREG(_mode(path))
+
+
+def is_dir(path: Path) -> bool:
+    """Return whether a directory has this name."""
+    return stat.S_ISDIR(_mode(path))
+
+
+def _mode(path: Path) -> int:
+    """Return what stat says the file is, 0 if there is none."""
+    try:
+        return os.stat(path).st_mode
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return 0
+        raise _failure(error, "look at", path) from error
+
+
+def stamp_of(path: Path) -> tuple[int, int, int]:
+    """Return (inode, bytes, time of the last change in ns) of a file: another one once it was written to."""
+    found = _look(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def _look(path: Path) -> os.stat_result:
     try:
         return os.stat(path)
@@ -420,6 +479,22 @@ def free_bytes(path: Path) -> int:
     except OSError as error:
         raise _failure(error, "look at", path) from error
     return found.f_bavail * found.f_frsize
+
+
+def is_ours_alone(path: Path) -> bool:
+    """Return whether `path` is a directory, no link to one, of this user's, that nobody else may write to."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise _failure(error, "look at", path) from error
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def may_write(path: Path) -> bool:
+    """Return whether this user may make files in a directory: no on a file system that is mounted read-only."""
+    return os.access(path, os.W_OK | os.X_OK)
 
 
 def find_mount(path: Path) -> Mount:
@@ -464,8 +539,10 @@ def _write_all(fd: int, parts: tuple[Buffer, ...], offset: int) -> None:
 
 
 def _punch(fd: int, offset: int, length: int) -> None:
-    if _libc.fallocate(fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length)):
+    while _libc.fallocate(fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length)):
         code = ctypes.get_errno()
+        if code == errno.EINTR:  # Python makes its own calls again by itself
+            continue
         if code in (errno.EOPNOTSUPP, errno.ENOSYS):
             raise _CannotPunch
         raise OSError(code, os.strerror(code))

@@ -19,7 +19,7 @@ import os
 import resource
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -41,7 +41,17 @@ from chainstore.errors import (
 )
 from chainstore.storage import fs
 from chainstore.storage.gate import Gate, is_in
-from chainstore.storage.rows import MAX_KEY_BYTES, ONE_PAGE_VALUE_BYTES, REBUILD, TABLES, close_row, open_row, successor
+from chainstore.storage.rows import (
+    MAX_KEY_BYTES,
+    ONE_PAGE_VALUE_BYTES,
+    REBUILD,
+    TABLES,
+    close_row,
+    close_rows,
+    open_row,
+    open_rows,
+    successor,
+)
 
 __all__ = ["MAX_KEY_BYTES", "ONE_PAGE_VALUE_BYTES", "TABLES", "Index", "Reader", "Writer"]
 
@@ -53,6 +63,7 @@ _ROOM_FACTOR = 8  # bytes of new pages a byte of new rows takes at most: pages h
 _ROOM_BYTES = 64 << 20
 _SCARCE_BYTES = 16 << 20  # a failed write with less than this free is taken for a full disk
 _ROWS_PER_STEP = 256  # of a scan; between steps no LMDB cursor is open
+_ROWS_OF_FIRST_STEP = 4  # many scans want the first row only
 _FORK_PATIENCE_SECONDS = 1.0
 
 
@@ -110,14 +121,32 @@ class Reader:
             Damaged: a row is not what was put, or rows are out of order.
         """
         last: bytes | None = None
-        rows = self._rows(table, prefix, start, reverse, skip=None)
+        step = _ROWS_OF_FIRST_STEP
+        rows = self._rows(table, prefix, start, reverse, skip=None, most=step)
         while rows:
             for key, stored in rows:
                 if last is not None and (key >= last if reverse else key <= last):
                     raise Damaged(f"the rows of table {table} are out of order", hint=REBUILD)
                 last = key
                 yield key, open_row(table, key, stored)
-            rows = self._rows(table, prefix, last, reverse, skip=last) if len(rows) == _ROWS_PER_STEP else []
+            if len(rows) < step:
+                return
+            step = min(4 * step, _ROWS_PER_STEP)
+            rows = self._rows(table, prefix, last, reverse, skip=last, most=step)
+
+    def get_many(self, table: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return the values of those rows of `keys` that there are; sorted keys are found faster.
+
+        Raises:
+            Damaged: a row is not what was put.
+        """
+        try:
+            with self._opened().cursor(self._environment.tables[table]) as cursor:
+                found = cursor.getmulti(keys)
+        except lmdb.Error as error:
+            raise self._environment.failure(error, f"look up rows of table {table}") from error
+        self._environment.check_unmoved(self)
+        return open_rows(table, found)
 
     def count(self, table: str) -> int:
         """Return how many rows a table has."""
@@ -134,14 +163,14 @@ class Reader:
         return self._txn
 
     def _rows(
-        self, table: str, prefix: bytes, start: bytes | None, reverse: bool, skip: bytes | None
+        self, table: str, prefix: bytes, start: bytes | None, reverse: bool, skip: bytes | None, most: int
     ) -> list[tuple[bytes, bytes]]:
-        """Return the next rows of a scan as they are stored, at most _ROWS_PER_STEP, without key `skip`."""
+        """Return the next rows of a scan as they are stored, `most` at most, without key `skip`."""
         rows: list[tuple[bytes, bytes]] = []
         try:
             with self._opened().cursor(self._environment.tables[table]) as cursor:
                 found = _seek(cursor, prefix, start, reverse)
-                while found and len(rows) < _ROWS_PER_STEP and cursor.key().startswith(prefix):
+                while found and len(rows) < most and cursor.key().startswith(prefix):
                     if cursor.key() != skip:
                         rows.append(cursor.item())
                     found = cursor.prev() if reverse else cursor.next()
@@ -179,6 +208,27 @@ class Writer(Reader):
         except lmdb.Error as error:
             raise self._environment.failure(error, f"put a row of table {table}") from error
 
+    def put_new(self, table: str, rows: Sequence[tuple[bytes, bytes]]) -> int:
+        """Set those rows whose key is not there yet, and return how many were.
+
+        Args:
+            rows: sorted by key, no key twice.
+
+        Cost: 1.5 us a row, half of it for the checksum; a third less behind the last key of the table.
+
+        Raises:
+            StorageError: as for `put`.
+        """
+        if not rows:
+            return 0
+        closed = close_rows(table, rows)
+        try:
+            with self._opened().cursor(self._environment.tables[table]) as cursor:
+                behind = not cursor.last() or cursor.key() < rows[0][0]
+                return int(cursor.putmulti(closed, overwrite=False, append=behind)[1])
+        except lmdb.Error as error:
+            raise self._environment.failure(error, f"put rows of table {table}") from error
+
     def delete(self, table: str, key: bytes) -> bool:
         """Remove a row and return whether it was there."""
         try:
@@ -208,7 +258,7 @@ class Index:
         """
         _check_place(path)
         fs.make_dirs(path)
-        if (path / "data.mdb").exists():
+        if fs.exists(path / "data.mdb"):
             raise AlreadyExists(f"there is an index at {path}")
         try:
             _make(path, map_bytes)
@@ -387,6 +437,8 @@ class _Environment:
         return env, tables
 
     def _map(self, readonly: bool) -> lmdb.Environment:
+        if not self._lockless:
+            _back_locks(self.path / "lock.mdb")
         for size in (self.map_bytes, *(smaller for smaller in _SMALLER_MAPS if smaller < self.map_bytes)):
             try:
                 return _open_lmdb(self.path, size, readonly, locks=not self._lockless)
@@ -454,6 +506,8 @@ class _Environment:
             raise self.failure(error, "commit to the index") from error
         finally:
             self.gate.leave(reader._thread)
+        if commit:
+            fs.changed("index commit", self.path / "data.mdb", ())
 
     def check_unmoved(self, reader: Reader) -> None:
         """Without locks, refuse what was read if pages may have been reused under the reader.
@@ -597,6 +651,27 @@ def _open_lmdb(path: Path, map_bytes: int, readonly: bool, locks: bool) -> lmdb.
     )
 
 
+def _back_locks(path: Path) -> None:
+    """Take the disk space of LMDB's lock file before LMDB maps it: writing to a hole of a full disk is a SIGBUS.
+
+    Nobody in this process has the file open, or closing it here would give LMDB's locks back.
+
+    Raises:
+        StoreFull: the disk has no space for its first page, which is all that the first 60 transactions need.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            os.posix_fallocate(fd, 0, 64 * (MAX_READERS + 2))  # a cache line for each, and two of its own
+        except OSError as error:
+            if error.errno not in _FULL or not os.fstat(fd).st_blocks:
+                raise
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise fs.translate(error, "make room for the locks in", path) from error
+
+
 def _open_tables(env: lmdb.Environment, readonly: bool) -> "dict[str, lmdb._Database]":
     """Return the handles of all tables.
 
@@ -622,6 +697,7 @@ def _make(path: Path, map_bytes: int) -> None:
             env.close()
     except lmdb.Error as error:
         raise blank.failure(error, "make an index") from error
+    fs.changed("index commit", path / "data.mdb", ())
     fs.sync_dir(path)
 
 

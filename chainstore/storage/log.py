@@ -58,6 +58,14 @@ class Log:
             return False
         return _size(self.path(position.segment)) == position.end
 
+    def stamp(self) -> object:
+        """Return what changes whenever a line is added or undone; cheap."""
+        segments = self.segments()
+        try:
+            return segments[-1:], fs.stamp_of(self.path(segments[-1])) if segments else None
+        except FileNotFoundError:
+            return None  # never the same as one that was seen: whoever asks looks closer
+
     def check(self, position: Position) -> None:
         """Verify that the log still holds the line at `position`.
 

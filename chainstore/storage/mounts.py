@@ -58,6 +58,12 @@ NETWORK_TYPES = frozenset(
 )
 """File systems that another host may have mounted too.  Plain `fuse` says nothing and is taken as local."""
 
+_SHARED_LOCKS = frozenset({"ceph", "cifs", "gfs2", "lustre", "nfs", "nfs4", "ocfs2", "smb3"})
+_LOCAL_LOCKS = frozenset(
+    {"nolock", "noflock", "localflock", "localflocks", "local_lock=all", "local_lock=flock", "nobrl"}
+)
+"""Mount options that keep `flock` on this machine: nfs(5), mount.lustre(8), mount.cifs(8), gfs2(5), ocfs2."""
+
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -79,6 +85,14 @@ class Mount:
     def network(self) -> bool:
         """Whether another host may have it mounted too."""
         return self.type in NETWORK_TYPES
+
+    @property
+    def shares_locks(self) -> bool:
+        """Whether a `flock` held here is known to be seen by everybody else who has this file system mounted.
+
+        Of FUSE, and of others that ask a setting on the server, it is not known: their locks may end at this machine.
+        """
+        return not self.network or (self.type in _SHARED_LOCKS and not self.options & _LOCAL_LOCKS)
 
 
 NOWHERE = Mount("/", "", frozenset())

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from chainstore.errors import Damaged, Malformed
+from chainstore.errors import Damaged, Malformed, StorageError
 from chainstore.model.frame import (
     ALIGNMENT,
     MAX_HEADER_BYTES,
@@ -121,11 +121,17 @@ class PackDir:
         return self.root / digits[:2] / digits
 
     def create(self, name: bytes) -> PackWriter:
-        """Make an empty pack and take its flock."""
+        """Make an empty pack and take its flock; the caller holds the publish lock, or it could be taken for an orphan.
+
+        Raises:
+            StorageError: somebody else took the flock first.
+        """
         path = self.path(name)
         fs.make_dirs(path.parent)
         file = fs.open_file(path, write=True, create=True, new=True)
-        file.flock(exclusive=True)
+        if not file.flock(exclusive=True):
+            file.close()
+            raise StorageError(f"another process holds pack {name.hex()}, which was made just now")
         return PackWriter(name, file, 0, path.parent)
 
     def take_over(self, name: bytes) -> fs.File | None:
@@ -150,6 +156,16 @@ class PackDir:
             return None
         file.truncate(committed)
         return PackWriter(name, file, committed, self.path(name).parent)
+
+    def let_go(self, name: bytes) -> None:
+        """Close what is kept open for reading of a pack that vanishes; a thread that reads it right now finishes."""
+        with self._lock:
+            self._readers.pop(name, None)
+
+    def let_go_all(self) -> None:
+        """Open every pack anew at its next read: a network file system may not tell an open file that it grew."""
+        with self._lock:
+            self._readers.clear()
 
     def read_into(self, name: bytes, offset: int, buffer: memoryview) -> int:
         """Fill `buffer` from a pack and return how many bytes there were."""
@@ -181,8 +197,9 @@ class PackDir:
         """Return the name of every pack that lies here, whether the log knows it or not."""
         found = []
         for folder in fs.list_dir(self.root):
-            if len(folder) == 2 and (self.root / folder).is_dir():
-                found += [bytes.fromhex(name) for name in fs.list_dir(self.root / folder) if _is_name(name)]
+            if len(folder) == 2 and fs.is_dir(self.root / folder):
+                names = fs.list_dir(self.root / folder)
+                found += [bytes.fromhex(name) for name in names if _is_name(name) and name[:2] == folder]
         return sorted(found)
 
     def close(self) -> None:

@@ -4,9 +4,10 @@ LMDB has no checksums: a flipped bit in one of its pages reads like data, or lik
 """
 
 import struct
+from collections.abc import Iterable
 
 from chainstore.errors import Damaged
-from chainstore.model.frame import crc32c
+from chainstore.model.frame import crc32c, crc32c_of_bytes
 
 TABLES = ("objects", "bases", "packs", "inline", "refs", "reflog", "log", "marks", "config", "meta")
 
@@ -35,6 +36,26 @@ def open_row(table: str, key: bytes, stored: bytes) -> bytes:
     if len(stored) < _CHECK.size or stored[len(value) :] != _CHECK.pack(crc32c(_NAME[table] + key + value)):
         raise Damaged(f"row {key.hex()} of table {table} is not what was put there", hint=REBUILD)
     return value
+
+
+def close_rows(table: str, rows: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return (key, what is stored) of many rows."""
+    name, pack, check = _NAME[table], _CHECK.pack, crc32c_of_bytes
+    return [(key, value + pack(check(name + key + value))) for key, value in rows]
+
+
+def open_rows(table: str, rows: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Return key -> value of many stored rows once their checksums are right.
+
+    Raises:
+        Damaged: one is not; names table and key.
+    """
+    name, pack, check, size = _NAME[table], _CHECK.pack, crc32c_of_bytes, _CHECK.size
+    opened = {}
+    for key, stored in rows:
+        value = stored[:-size]
+        opened[key] = value if stored[-size:] == pack(check(name + key + value)) else open_row(table, key, stored)
+    return opened
 
 
 def successor(prefix: bytes) -> bytes | None:

@@ -21,8 +21,8 @@ EVERY: dict[str, list[list[str]]] = {
     "ls": [["ls"], ["ls", "main", "cfg"], ["ls", "main", "*.txt"]],
     "cat": [["cat", "main", word] for word in ("w", "cfg", "notes.txt", "blob", "odd")],
     "diff": [["diff", "main~1"], ["diff", "main~2", "main", "--unchanged"]],
-    "stats": [["stats"], ["stats", "--plot"]],
-    "du": [["du"], ["du", "main", "-n", "3"], ["du", "--branches"]],
+    "stats": [["stats"], ["stats", "--plot"], ["stats", "--reclaimable"]],
+    "du": [["du"], ["du", "main", "-n", "3"], ["du", "--branches"], ["du", "--reclaimable"]],
     "branch": [["branch"], ["branch", "late", "main~1"], ["branch", "-d", "late"]],
     "tag": [["tag"], ["tag", "good", "main~1"], ["tag", "-d", "good"]],
     "switch": [["switch", "wider"], ["switch", "-c", "new"]],
@@ -31,8 +31,31 @@ EVERY: dict[str, list[list[str]]] = {
     "reflog": [["reflog"], ["checkout", "main~1"], ["reflog", "HEAD"]],
     "merge-base": [["merge-base", "main", "wider"]],
     "checkout": [["checkout", "wider"], ["checkout", "main", "-o", "out", "--format", "dir"], ["checkout", "main~1"]],
-    "verify": [["verify"], ["verify", "--quick"], ["verify", "--read-data"]],
-    "rebuild-index": [["rebuild-index"]],
+    "forget": [
+        ["forget", "--keep-last", "2", "--dry-run"],
+        ["forget", "--keep-every-steps", "20", "--keep-best", "1", "--metric", "loss", "--store"],
+        ["forget"],
+        ["log"],
+        ["show", "step:10"],
+        ["forget", "--undo", "step:10"],
+        ["forget", "step:10"],
+        ["forget", "--undo"],
+    ],
+    "gc": [
+        ["gc", "--dry-run"],
+        ["forget", "--keep-last", "1"],
+        ["gc", "--explain"],
+        ["gc"],
+        ["gc", "--no-forget", "--explain"],
+    ],
+    "verify": [
+        ["verify"],
+        ["verify", "--quick"],
+        ["verify", "--read-data", "--junit", "report.xml"],
+        ["verify", "--read-data-subset", "50%", "--seed", "7"],
+        ["verify", "--no-key"],
+    ],
+    "rebuild-index": [["rebuild-index"], ["rebuild-index", "--take-over"], ["rebuild-index", "--index-dir", "there"]],
     "config": [
         ["config", "list", "--show-origin"],
         ["config", "set", "threads", "2"],
@@ -46,6 +69,7 @@ EVERY: dict[str, list[list[str]]] = {
         ["key", "export", "-o", "copy.key"],
         ["key", "rotate", "--new-key-file", "new.key"],
     ],
+    "rekey": [["rekey", "--dry-run"], ["rekey"], ["rekey", "--reencrypt"], ["log"]],
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import chainstore as cs
 from chainstore.errors import InvalidInput, RefConflict, RevisionNotFound, SnapshotForgotten
-from chainstore.model.change import Mark
+from chainstore.model.change import Mark, Swept
 
 
 def steps(chain, *words: str) -> list[int]:
@@ -126,7 +126,7 @@ def test_a_branch_that_moved_meanwhile_is_left_alone(repo, monkeypatch):
 def test_a_snapshot_that_was_forgotten_is_passed_over(chain, repo):
     with cs.open(repo) as opened:
         gone = opened.resolve("main~1")
-        opened._handle.db.publish(None, [Mark((gone,), "keep-last 1")])
+        opened._handle.db.publish(None, [Mark((gone,), "keep-last 1"), Swept((gone,))])
         with pytest.raises(SnapshotForgotten):
             opened.rollback("main", to="main~1")
         assert opened.rollback("main", steps=1).new == opened.resolve("step:20")

@@ -61,6 +61,11 @@ class Child:
         ending: Ending = pickle.loads(told)
         return ending
 
+    def join_dead(self) -> None:
+        """Wait for one that ends without a word."""
+        os.waitpid(self.pid, 0)
+        os.close(self._reading)
+
     def _read_all(self, deadline: float) -> bytes | None:
         parts: list[bytes] = []
         while select.select([self._reading], [], [], max(0.0, deadline - time.monotonic()))[0]:

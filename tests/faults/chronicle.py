@@ -15,17 +15,23 @@ from typing import Any
 
 import numpy as np
 
+from chainstore.errors import Locked, SnapshotForgotten
 from chainstore.ids import ObjectId
 from chainstore.model.commit import Commit
 from chainstore.repository import Repository
 
 Change = dict[str, Any]
 
+BULKY = 1 << 40
+
 
 def state(number: int) -> dict[str, object]:
-    """Return the state of commit `number`, which alone decides every byte: 200 KB, most of it the same in all."""
+    """Return the state of commit `number`, which alone decides every byte: 200 KB, most of it the same in all; from
+    `BULKY` on 1 MiB more, which is not.
+    """
     source = np.random.default_rng(number)
-    return {
+    bulk = {"bulk": np.frombuffer(source.bytes(1 << 20), np.uint8)} if number >= BULKY else {}
+    return bulk | {
         "weights": source.standard_normal(3000, dtype=np.float32),
         "frozen": np.arange(40_000, dtype=np.float32),
         "moments": {"exp_avg": source.standard_normal(300), "step": number},
@@ -44,14 +50,17 @@ def same(a: object, b: object) -> bool:
 
 @dataclass(slots=True)
 class Refs:
-    """A repository as its refs show it: the numbers of commits, oldest first, by branch; one number by tag."""
+    """A repository as its refs show it: the numbers of commits, oldest first, by branch; one number by tag; the
+    numbers of commits whose snapshots were forgotten.
+    """
 
     branches: dict[str, tuple[int, ...]] = field(default_factory=dict)
     tags: dict[str, int] = field(default_factory=dict)
+    forgotten: frozenset[int] = frozenset()
 
     def after(self, change: Change) -> "Refs":
         """Return what they are once `change` happened."""
-        branches, tags = dict(self.branches), dict(self.tags)
+        branches, tags, forgotten = dict(self.branches), dict(self.tags), self.forgotten
         match change:
             case {"what": "commit", "name": name, "number": number}:
                 branches[name] = (*branches.get(name, ()), number)
@@ -64,14 +73,18 @@ class Refs:
                 tags.pop(name, None)
             case {"what": "reset", "name": name}:
                 branches[name] = branches[name][:-1]
-        return Refs(branches, tags)
+            case {"what": "forget", "numbers": numbers}:
+                forgotten = forgotten | set(numbers)
+            case {"what": "unforget", "numbers": numbers}:
+                forgotten = forgotten - set(numbers)
+        return Refs(branches, tags, forgotten)
 
     def of(self, owner: str) -> "Refs":
         """Return those whose names begin with `owner`."""
-        return Refs(
-            {name: chain for name, chain in self.branches.items() if name.startswith(owner)},
-            {name: number for name, number in self.tags.items() if name.startswith(owner)},
-        )
+        branches = {name: chain for name, chain in self.branches.items() if name.startswith(owner)}
+        tags = {name: number for name, number in self.tags.items() if name.startswith(owner)}
+        ours = {number for chain in branches.values() for number in chain}
+        return Refs(branches, tags, self.forgotten & ours)
 
 
 def observe(repo: Repository) -> Refs:
@@ -91,6 +104,7 @@ def observe(repo: Repository) -> Refs:
     return Refs(
         {name: chain(tip) for name, tip in repo.branches().items()},
         {name: chain(tip)[-1] for name, tip in repo.tags().items()},
+        frozenset(int(repo.get_commit(id).message) for id in repo.marks()),
     )
 
 
@@ -142,6 +156,15 @@ class Chronicle:
         Raises:
             AssertionError: something acknowledged is missing, or something else is there in half.
         """
+        found = self.check_ours(repo, before)
+        report = repo.verify("data")
+        assert report.ok, report.damaged
+        for name, chain in found.branches.items():
+            self._check_commit(repo, repo.resolve(name), chain[-1], frozenset())
+        return found
+
+    def check_ours(self, repo: Repository, before: Refs) -> Refs:
+        """Do the same for what has our owner's name, while others may be at work."""
         done, begun = self.read()
         expected = before.of(self.owner)
         for change in done:
@@ -149,19 +172,21 @@ class Chronicle:
         found = observe(repo)
         possible = [expected] if begun is None else [expected, expected.after(begun)]
         assert found.of(self.owner) in possible, f"{found}\nshould be one of {possible}\nin flight was {begun}"
-        report = repo.verify("data")
-        assert report.ok, report.damaged
         for change in done:
             if change["what"] == "commit":
-                self._check_commit(repo, ObjectId.parse(change["id"]), change["number"])
-        for name, chain in found.branches.items():
-            self._check_commit(repo, repo.resolve(name), chain[-1])
+                self._check_commit(repo, ObjectId.parse(change["id"]), change["number"], found.forgotten)
         return found
 
     @staticmethod
-    def _check_commit(repo: Repository, id: ObjectId, number: int) -> None:
+    def _check_commit(repo: Repository, id: ObjectId, number: int, forgotten: frozenset[int]) -> None:
         assert repo.get_commit(id).step == number
-        assert same(repo.checkout(id), state(number)), f"commit {number} came back otherwise than it was"
+        try:
+            came_back = repo.checkout(id)
+        except SnapshotForgotten:
+            assert number in forgotten, f"commit {number} is said to be forgotten, and is not"
+        else:
+            assert number not in forgotten, f"commit {number} is forgotten, and came back"
+            assert same(came_back, state(number)), f"commit {number} came back otherwise than it was"
 
 
 class Actor:
@@ -169,16 +194,20 @@ class Actor:
 
     Args:
         number: of its next commit; those of actors at work together must not meet.
+        upkeep: forget snapshots too, and collect garbage.
     """
 
-    def __init__(self, repo: Repository, chronicle: Chronicle, source: random.Random, number: int) -> None:
+    def __init__(
+        self, repo: Repository, chronicle: Chronicle, source: random.Random, number: int, *, upkeep: bool = False
+    ) -> None:
         self._repo, self._chronicle, self._source = repo, chronicle, source
         self.number = number
+        self._upkeep = [*["forget"] * 4, "unforget", *["gc"] * 4] if upkeep else []
 
     def act(self) -> None:
         """Do one change."""
         ours = [name for name in self._repo.branches() if name.startswith(self._chronicle.owner)]
-        kinds = ["commit"] * 8 + ["writer"] * 3 + ["branch", "tag", "tag", "rebuild"]
+        kinds = ["commit"] * 8 + ["writer"] * 3 + ["branch", "tag", "tag", "rebuild", *self._upkeep]
         kind = self._source.choice(kinds) if ours else "commit"
         name = f"{self._chronicle.owner}{self.number}"
         at = self._source.choice(ours) if ours else name
@@ -191,6 +220,12 @@ class Actor:
         elif kind == "rebuild":
             with self._chronicle.change("rebuild"):
                 self._repo.rebuild_index()
+        elif kind == "forget":
+            self.forget(ours)
+        elif kind == "unforget":
+            self.unforget(ours)
+        elif kind == "gc":
+            self.collect()
         else:
             self.commit(at, piecewise=kind == "writer")
         self.number += 1
@@ -206,3 +241,34 @@ class Actor:
                 line["id"] = str(self._repo.resolve(branch))
             else:
                 line["id"] = str(self._repo.commit(state(number), str(number), branch=branch, step=number).id)
+
+    def forget(self, branches: list[str]) -> None:
+        """Forget some of the snapshots of these branches that are not the newest and have no tag."""
+        named = {*self._repo.branches().values(), *self._repo.tags().values()}
+        forgotten = self._repo.marks()
+        chains = {commit.id: commit for name in branches for commit in self._repo.log(name)}
+        able = [commit for id, commit in chains.items() if id not in named and id not in forgotten]
+        chosen = self._source.sample(able, self._source.randint(0, len(able)))
+        if chosen:
+            with self._chronicle.change("forget", numbers=[int(commit.message) for commit in chosen]):
+                self._repo.forget(commits=[commit.id for commit in chosen])
+
+    def unforget(self, branches: list[str]) -> None:
+        """Bring all snapshots of these branches back that can come back; gc may be faster."""
+        ours = {commit.id: int(commit.message) for name in branches for commit in self._repo.log(name)}
+        able = [id for id, mark in self._repo.marks().items() if not mark.swept and id in ours]
+        if able:
+            try:
+                with self._chronicle.change("unforget", numbers=[ours[id] for id in able]):
+                    self._repo.unforget(able)
+            except SnapshotForgotten:
+                self._chronicle.deny()
+
+    def collect(self) -> None:
+        """Collect garbage, unless somebody else does."""
+        try:
+            with self._chronicle.change("gc"):
+                self._repo.gc()
+        except Locked as error:
+            assert error.what == "garbage collection", error
+            self._chronicle.deny()

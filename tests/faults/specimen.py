@@ -1,6 +1,6 @@
 """The specimen: one encrypted repository that is copied and then damaged.
 
-Twelve commits on three branches, three tags, three arrays of 1.5 MiB of which a part of one changes at a time.
+Twelve commits on three branches, three tags, three arrays, one of two chunks, of which a part of one changes at a time.
 """
 
 import random
@@ -25,9 +25,8 @@ from chainstore.storage import fs
 from chainstore.storage.pack import scan
 from tests.faults.chronicle import same
 
-ARRAYS = ("first", "second", "third")
-ITEMS = 393_216  # of 4 bytes: 1.5 MiB
-CHANGED = 100_000  # items, behind the first MiB
+ARRAYS = {"first": 275_000, "second": 10_000, "third": 10_000}  # items of 4 bytes
+CHANGED = 8_000  # items at a time; those of the first array behind its first MiB
 
 NOTHING: Mapping[str, str] = {}
 
@@ -40,13 +39,35 @@ class Hit:
     """What lies at a place of a pack.
 
     Attributes:
-        parts: what cannot be read when it is damaged.
-        matters: whether anything at this very byte does; the checksum of a payload and the padding do not.
+        users: what it belongs to.
+        indexed: whether the index holds it too, whole.
+        matters: whether this very byte is needed to read it; the checksum of a payload and the padding are not.
     """
 
     header: Header
-    parts: frozenset[Part]
+    users: frozenset[Part]
+    indexed: bool
     matters: bool
+
+    @property
+    def lost(self) -> frozenset[Part]:
+        """What cannot be read when this byte is another."""
+        return self.users if self.matters and not self.indexed else frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Spoiled:
+    """What a pack lost.
+
+    Attributes:
+        named: what a verification tells of, with what the index holds, too.
+        lost: what cannot be read.
+        gone: what cannot even be read once the records that are whole were looked for.
+    """
+
+    named: frozenset[Part]
+    lost: frozenset[Part]
+    gone: frozenset[Part]
 
 
 class Specimen:
@@ -56,26 +77,26 @@ class Specimen:
         path: never opened again, only copied.
         states: what each commit must come back as.
         refs: name -> commit, of branches and tags.
-        yesterday: the index as it was three commits before the end.
+        yesterday: the whole repository as it was three commits before the end.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, commits: int = 12) -> None:
         self.folder, self.path = folder, folder / "specimen"
         self.key = generate_key_file(folder / "key", random.Random(1).randbytes)
         self.states: dict[str, State] = {}
         self.yesterday = folder / "yesterday"
         with init(self.path, key=self.key, threads=1) as repo:
-            self._fill(repo)
+            self._fill(repo, commits)
             self.refs = _refs(repo)
             self._users = _users(repo, list(self.states))
         self._records = {file: _records(self.path / file) for file in self.files("packs/*/*")}
 
-    def _fill(self, repo: Repository) -> None:
+    def _fill(self, repo: Repository, commits: int) -> None:
         source = np.random.default_rng(7)
-        state: State = {name: source.standard_normal(ITEMS, dtype=np.float32) for name in ARRAYS}
-        for number in range(12):
+        state: State = {name: source.standard_normal(items, dtype=np.float32) for name, items in ARRAYS.items()}
+        for number in range(commits):
             state = dict(state)
-            name = ARRAYS[number % 3]
+            name = list(ARRAYS)[number % 3]
             state[name] = state[name].copy()
             state[name][-CHANGED:] = source.standard_normal(CHANGED, dtype=np.float32)
             state["small"] = {"step": number, "rng": source.bytes(200), "lr": 0.1**number}
@@ -84,8 +105,8 @@ class Specimen:
                 state, f"{number}", branch=branch, step=number, tags=[f"t{number}"] * (number % 4 == 0)
             )
             self.states[str(commit.id)] = state
-            if number == 8:
-                shutil.copytree(repo._db.index_path, self.yesterday)
+            if number == commits - 4:
+                shutil.copytree(self.path, self.yesterday, ignore=shutil.ignore_patterns("reserve"))
 
     def files(self, pattern: str) -> list[Path]:
         """Return the files that match, relative to the repository."""
@@ -110,10 +131,35 @@ class Specimen:
         for start, header in self._records[pack]:
             if start <= offset < start + header.record_bytes:
                 payload_end = start + header.header_bytes + header.stored_len
-                kept_in_index = header.record_bytes <= INLINE_BYTES
-                parts = frozenset() if kept_in_index else self._users.get(header.id, frozenset())
-                return Hit(header, parts, offset < payload_end and not kept_in_index)
+                indexed = header.record_bytes <= INLINE_BYTES
+                return Hit(header, self._users.get(header.id, frozenset()), indexed, offset < payload_end)
         raise AssertionError(f"nothing at byte {offset} of {pack}")
+
+    def place(self, source: random.Random) -> tuple[Path, int]:
+        """Return a pack and a byte of it: any, or any of any record, so that small ones have their turn."""
+        packs = list(self._records)
+        pack = source.choices(packs, [(self.path / pack).stat().st_size for pack in packs])[0]
+        if source.random() < 0.5:
+            return pack, source.randrange((self.path / pack).stat().st_size)
+        start, length = source.choice(self.records(pack))
+        return pack, start + source.randrange(length)
+
+    def records(self, pack: Path) -> list[tuple[int, int]]:
+        """Return offset and length of every record of a pack, in order."""
+        return [(start, header.record_bytes) for start, header in self._records[pack]]
+
+    def spoiled_by(self, pack: Path, now: bytes) -> Spoiled:
+        """Return what is lost when these are the bytes of a pack."""
+        before = (self.path / pack).read_bytes()
+        named, lost, gone = set[Part](), set[Part](), set[Part]()
+        for at, header in self._records[pack]:
+            hit, end = self.hit(pack, at), at + header.header_bytes + header.stored_len
+            whole = at + header.record_bytes if hit.indexed else end
+            if now[at:whole] != before[at:whole]:
+                named |= hit.users
+                lost |= hit.lost
+                gone |= hit.lost if now.find(before[at:end]) % 64 else set()  # -1, too, is no place of a record
+        return Spoiled(frozenset(named), frozenset(lost), frozenset(gone))
 
     def look(self, repo: Repository, *, arrays: bool = True, moved: Mapping[str, str] = NOTHING) -> set[Part]:
         """Read everything, or all but the arrays, and return what cannot be read.
@@ -128,7 +174,7 @@ class Specimen:
         wanted_refs = {name: id for name, id in {**self.refs, **moved}.items() if id != "nothing"}
         assert refs == wanted_refs, f"refs are {refs}, not {wanted_refs}"
         known: dict[tuple[Extent, ...], tuple[bool, object]] = {}
-        lost = set()
+        lost: set[Part] = set()
         for id, state in self.states.items():
             try:
                 manifest = (snapshot := repo.snapshot(ObjectId.parse(id))).manifest
@@ -146,6 +192,11 @@ class Specimen:
                 if not good:
                     lost.add((id, name))
         return lost
+
+
+def can_read(repo: Repository, part: Part, wanted: object) -> bool:
+    """Whether a part can be read, and then as it was."""
+    return _reads(repo.snapshot(ObjectId.parse(part[0])), part[1], wanted)
 
 
 def _reads(snapshot: Snapshot, name: str, wanted: object) -> bool:

@@ -71,7 +71,7 @@ def commit_all(repo: Repository, branch: str, numbers: range) -> int:
 
 def finish(children: list[Child]) -> list[Ending]:
     """Wait for all, and let none have failed."""
-    endings = [child.join(300) for child in children]
+    endings = [child.join(900) for child in children]
     for ending in endings:
         assert not ending.error, ending.error
         assert not ending.signal, f"killed by {ending.signal}"
@@ -93,9 +93,36 @@ def test_two_processes_on_two_branches_lose_nothing_and_never_conflict(arena: Ar
     arena.check({"left": set(left), "right": set(right)})
 
 
-def compete(arena: Arena, processes: int, commits: int) -> None:
+def following(arena: Arena, stop: Path) -> Callable[[], int]:
+    """Return what reads `main` until told to stop: whole states, each tip below the next one."""
+
+    def work() -> int:
+        turns, before = 0, None
+        with arena.open(readonly=True) as repo:
+            while not stop.exists():
+                if not repo.branches():
+                    continue
+                tip = repo.snapshot("main")
+                assert same(tip.load(), state(int(tip.commit.message)))
+                if before is not None:
+                    assert any(commit.id == before for commit in repo.log(tip.commit.id)), "a tip was lost"
+                before = tip.commit.id
+                turns += 1
+        return turns
+
+    return work
+
+
+def compete(arena: Arena, processes: int, commits: int, readers: int = 0) -> None:
+    stop = arena.path.parent / "stop"
     shares = [range(turn * commits, (turn + 1) * commits) for turn in range(processes)]
-    endings = finish([Child(committing(arena, "main", share)) for share in shares])
+    beside = [Child(following(arena, stop)) for _ in range(readers)]
+    try:
+        endings = finish([Child(committing(arena, "main", share)) for share in shares])
+    finally:
+        stop.touch()
+        followed = finish(beside)
+    assert all(ending.answer > 5 for ending in followed)
     assert sum(ending.answer for ending in endings) > 0, "they never met"
     arena.check({"main": set(range(processes * commits))})
 
@@ -104,9 +131,14 @@ def test_two_processes_on_one_branch_make_one_chain_of_all_that_was_acknowledged
     compete(arena, 2, COMMITS)
 
 
+def test_eight_processes_and_two_readers_on_one_branch_make_one_chain_of_800(arena: Arena) -> None:
+    compete(arena, 8, 100, readers=2)
+
+
 @pytest.mark.long
-def test_eight_processes_on_one_branch_make_one_chain_of_all_that_was_acknowledged(arena: Arena) -> None:
-    compete(arena, 8, COMMITS)
+@pytest.mark.parametrize("commits", [200, 1000])
+def test_eight_processes_and_two_readers_on_one_branch_make_a_longer_chain(arena: Arena, commits: int) -> None:
+    compete(arena, 8, commits, readers=2)
 
 
 def in_threads(*works: Callable[[], object]) -> None:

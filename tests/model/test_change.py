@@ -11,6 +11,7 @@ from chainstore.ids import ObjectId
 from chainstore.model.change import (
     Checkpoint,
     Dead,
+    Expired,
     Incident,
     Mark,
     MarkLine,
@@ -60,6 +61,7 @@ changes = st.one_of(
     st.builds(Retired, packs),
     st.builds(SetKeyring, numbers),
     st.builds(Incident, texts),
+    st.builds(Expired, numbers),
     points,
 )
 
@@ -79,7 +81,7 @@ def test_no_bytes_at_all_lead_to_another_error(data):
 
 rows = st.lists(st.lists(nodes(max_leaves=3) | targets | numbers, max_size=7), max_size=2)
 items = nodes(max_leaves=3) | targets | packs | numbers | rows | st.binary(max_size=70)
-wild = st.tuples(st.integers(0, 13), st.lists(items, max_size=8)).map(lambda t: [t[0], *t[1]])
+wild = st.tuples(st.integers(0, 14), st.lists(items, max_size=8)).map(lambda t: [t[0], *t[1]])
 
 
 @settings(deadline=None, max_examples=600)
@@ -109,7 +111,7 @@ def test_a_damaged_checkpoint_is_refused_or_another_one(point, data):
 
 def test_a_change_of_a_newer_version_is_too_new():
     with pytest.raises(FormatTooNew):
-        decode_changes(encode([0, [[12, b"?"]]]))
+        decode_changes(encode([0, [[13, b"?"]]]))
 
 
 WRONG = {
@@ -121,6 +123,8 @@ WRONG = {
     "a target of 31 bytes": [1, "heads/main", bytes(31), None, ""],
     "a number as a target": [1, "heads/main", 5, None, ""],
     "a keyring below zero": [9, -1],
+    "reflogs that expire before line -1": [12, -1],
+    "reflogs that expire before a text": [12, "5"],
     "a mark with a number for a flag": [11, bytes(32), 1, [], [], [[bytes(32), 1, "p", 1]], [], []],
     "a pack with a text for a length": [11, bytes(32), 1, [], [], [], [], [[bytes(16), "5", 0, [], False]]],
     "a setting of one item": [11, bytes(32), 1, [], [["a"]], [], [], []],

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import struct
+from dataclasses import replace
 
 import google_crc32c
 import pytest
@@ -19,10 +20,13 @@ from chainstore.model.frame import (
     MAX_HEADER_BYTES,
     Header,
     Line,
+    as_listed,
     contents_record,
     crc32c,
     frame_record,
+    is_record_kind,
     line_bytes,
+    list_contents,
     parse_contents,
     parse_header,
     parse_line,
@@ -146,6 +150,25 @@ def test_the_contents_of_a_pack_come_back(found):
     header, payload = split_record(memoryview(b"".join(parts)), "pack")
     assert header.kind == KIND_CONTENTS
     assert list(parse_contents(payload, "pack")) == records
+
+
+@QUICK
+@given(
+    st.lists(
+        st.builds(
+            replace, headers, kind=st.sampled_from([1, 2, 3, 16]), repo_id=st.sampled_from([REPO, REPO, b"X" * 16])
+        ),
+        max_size=6,
+    )
+)
+def test_the_fast_way_to_read_contents_gives_what_the_other_gives(found):
+    records = [(64 * number, header) for number, header in enumerate(found)]
+    _, payload = split_record(memoryview(b"".join(contents_record(records, REPO))), "pack")
+    ours = [(offset, header) for offset, header in records if header.repo_id == REPO and is_record_kind(header.kind)]
+    assert list_contents(bytes(payload), "pack", REPO) == [as_listed(*each) for each in ours]
+    for end in range(len(payload)):
+        with contextlib.suppress(Malformed):
+            assert len(list_contents(bytes(payload[:end]), "pack", REPO)) < max(len(records), 1)
 
 
 @QUICK

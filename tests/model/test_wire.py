@@ -137,6 +137,8 @@ def test_lists_nest_two_hundred_deep_and_no_deeper():
     for levels in (wire.MAX_DEPTH + 1, 100_000):
         with pytest.raises(Malformed):
             wire.decode(b"\x81" * levels + b"\x00")
+    with pytest.raises(Malformed):
+        wire.decode(b"\x81" * wire.MAX_DEPTH + b"\x80")  # an empty list is one level more, too
 
 
 def test_a_list_that_contains_itself_is_refused():

@@ -67,6 +67,19 @@ def test_a_format_with_a_right_checksum_and_a_wrong_field_leads_to_nothing_else(
         assert isinstance(found.chunk_bytes, int)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("chunk", 0), ("chunk", -1), ("chunk", True), ("chunk", 1 << 31), ("repo", ""), ("repo", "00" * 15)],
+)
+def test_a_format_without_a_chunk_size_or_an_id_is_malformed(name, value):
+    fields = json.loads(FORMAT.to_bytes())
+    del fields["check"]
+    fields[name] = value
+    fields["check"] = layout._check(fields)
+    with pytest.raises(Malformed):
+        Format.from_bytes(json.dumps(fields).encode())
+
+
 @pytest.mark.parametrize("data", [b"[" * 200_000, b'{"a":' * 200_000, b"1" * 10_000], ids=["lists", "dicts", "digits"])
 def test_json_that_goes_on_and_on_is_malformed(tmp_path, data):
     with pytest.raises(Malformed):

@@ -140,7 +140,12 @@ def test_no_ref_and_no_commit_may_lead_to_what_gc_takes(store):
         first = commit(db, b"1")
         commit(db, b"2")
         db.publish(None, [Mark((first,), "last:1")])
-        db.publish(None, [SetRef("tags/kept", None, first)])  # only marked: it may still be rescued
+        db.publish(None, [SetRef("tags/kept", None, first)])  # only marked: it may still be rescued, and is
+        with db.view() as view:
+            assert view.mark(first) is None
+        with pytest.raises(RefConflict, match="tags/kept"):
+            db.publish(None, [Mark((first,), "last:1")])
+        db.publish(None, [SetRef("tags/kept", first, None), Mark((first,), "last:1")])
         db.publish(None, [Swept((first,))])
         with pytest.raises(SnapshotForgotten):
             db.publish(None, [SetRef("tags/late", None, first)])
@@ -647,9 +652,8 @@ def small_segments(monkeypatch):
 
 def test_a_full_segment_is_followed_by_one_that_sums_it_up(either_store, small_segments):
     with closing(either_store.create()) as db:
-        for number in range(30):
-            commit(db, b"%d" % number, ref=f"heads/{number % 3}")
-        db.publish(None, [SetConfig("a", "b"), Mark((tip(db, "heads/0"),), "last:1"), Incident("all is well")])
+        made = [commit(db, b"%d" % number, ref=f"heads/{number % 3}") for number in range(30)]
+        db.publish(None, [SetConfig("a", "b"), Mark((made[0],), "last:1"), Incident("all is well")])
         assert len(db.log.segments()) == 1 < db.log.segments()[0]
         expected = logical(db)
     with closing(either_store.open()) as db:

@@ -81,8 +81,8 @@ def test_the_reasons_say_which_rules_want_a_snapshot() -> None:
     rule = Retention(last=1, daily=4, within=timedelta(hours=2), every_steps=2, first=True)
     commits = [replace(commit, step=commit.number) for commit in DAYS]
     assert kept(rule, commits) == {
-        5: "last, daily, within 2:00:00",
-        4: "within 2:00:00, every 2 steps",
+        5: "last, daily, within 2h",
+        4: "within 2h, every 2 steps",
         3: "daily",
         2: "daily, every 2 steps",
         1: "oldest daily, first",
@@ -164,6 +164,7 @@ def test_a_commit_of_the_repository_is_a_candidate() -> None:
         {},
         {"group_by": "none"},
         {"tags": ()},
+        {"tags": []},
         {"first": False},
         {"last": 0},
         {"last": -2, "daily": 1},
@@ -183,10 +184,21 @@ def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
         Retention(**wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"count": 0}, {"count": -2}, {"mode": "least"}], ids=str)
+@pytest.mark.parametrize("wrong", [{"count": 0}, {"count": -2}, {"mode": "least"}, {"metric": ""}], ids=str)
 def test_a_best_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
-        Best("loss", **wrong)
+        Best(**{"metric": "loss", **wrong})
+
+
+def test_a_number_that_makes_no_sense_is_named_also_where_it_stands_alone() -> None:
+    with pytest.raises(InvalidInput, match="last is a number from 1 on"):
+        Retention(last=0)
+
+
+def test_the_reasons_of_a_snapshot_are_one_text_each() -> None:
+    rule = Retention(last=1, first=True)
+    assert rule.reasons(DAYS[:1], NOW) == {DAYS[0].id: ("last", "first")}
+    assert Retention(tags=["v1"]) == Retention(tags=("v1",))  # type: ignore[arg-type]
 
 
 def test_now_needs_a_time_zone() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import chainstore as cs
 from chainstore.errors import ChainError, ReadOnly, StorageError, StoreFull, UnsuitablePlace
+from chainstore.observe import Notice
 from chainstore.repository import rebuild
 from chainstore.storage import fs, mounts
 from tests.repository.conftest import Child, noise
@@ -322,24 +323,113 @@ def test_somebody_who_may_not_write_may_read(tmp_path: Path, child: Child, own_s
 # ---- network
 
 
-@pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.sshfs", "cifs"])
-def test_a_network_file_system_is_refused_and_a_local_index_is_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+NETWORK = ["nfs4", "lustre", "fuse.sshfs", "cifs"]
+
+
+@pytest.fixture
+def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Let a directory look like one on a network disk; returns it."""
+
+    def pretend(kind: str, *options: str, name: str = "net") -> Path:
+        there = mounts.Mount(str(tmp_path / name), kind, frozenset(options))
+        before = fs.parse_mounts
+        monkeypatch.setattr(fs, "parse_mounts", lambda text: [*before(text), there])
+        return tmp_path / name
+
+    return pretend
+
+
+@pytest.mark.parametrize("kind", NETWORK)
+def test_on_a_network_disk_a_directory_for_the_index_may_be_named(
+    tmp_path: Path, network: Callable[..., Path], kind: str
 ) -> None:
-    there = mounts.Mount(str(tmp_path / "net"), kind, frozenset())
-    monkeypatch.setattr(fs, "parse_mounts", lambda text: [*mounts.parse_mounts(text), there])
-    with pytest.raises(UnsuitablePlace) as caught:
-        cs.open(tmp_path / "net" / "r", create=True)
-    assert caught.value.exit_code == 16
-    assert kind in str(caught.value)
-    assert "index_dir=" in caught.value.hint
-    with cs.open(tmp_path / "net" / "r", create=True, index_dir=tmp_path / "local") as repo:
+    net = network(kind)
+    with cs.open(net / "r", create=True, index_dir=tmp_path / "local") as repo:
         repo.commit(state(1), "on the net")
-    assert not list((tmp_path / "net").rglob("*.mdb"))
-    with cs.open(tmp_path / "net" / "r", index_dir=tmp_path / "local") as repo:
+    assert not list(net.rglob("*.mdb"))
+    with cs.open(net / "r", index_dir=tmp_path / "local") as repo:
         assert same(repo.checkout(), state(1))
         repo.rebuild_index()
         repo.commit(state(2), "after a rebuild")
+        assert repo.verify("data").ok
+
+
+@pytest.mark.parametrize("kind", NETWORK)
+def test_on_a_network_disk_the_index_goes_to_a_local_one_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: Callable[..., Path], kind: str
+) -> None:
+    net, told = network(kind), []
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    with cs.open(net / "r", create=True, observer=told.append) as repo:
+        repo.commit(state(1), "on the net")
+        chosen = repo.status().index_outside
+        assert chosen is not None and chosen.is_relative_to(tmp_path / "tmp" / "chainstore" / "index" / repo.id)
+    assert not list(net.rglob("*.mdb"))
+    assert [event.text for event in told if isinstance(event, Notice) and event.code == "index-place"] == [
+        f"{net / 'r'} is on a network disk; its index was made in {chosen.parent}"
+    ]
+    told.clear()
+    with cs.open(net / "r", observer=told.append) as repo:
+        assert same(repo.checkout(), state(1))
+        assert repo.status().index_outside == chosen
+        repo.rebuild_index()
+        assert repo.status().index_outside != chosen
+        repo.commit(state(2), "after a rebuild")
+        assert repo.verify("data").ok
+    assert sum(1 for _ in (tmp_path / "tmp").rglob("data.mdb")) == 1
+    assert sum(1 for event in told if isinstance(event, Notice) and event.code == "index-place") == 1
+
+
+def test_a_place_for_the_index_is_passed_over_where_it_is_no_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: Callable[..., Path]
+) -> None:
+    net = network("nfs")
+    network("lustre", name="scratch")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path / "scratch"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setenv("CHAIN_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "tmp" / "chainstore").write_text("in the way")
+    with cs.open(net / "r", create=True) as repo:
+        chosen, name = repo.status().index_outside, repo.id
+    assert chosen.is_relative_to(tmp_path / "cache" / "index")
+    assert chosen.parent.stat().st_mode & 0o777 == 0o700
+    # others may write to it: who knows whose index that is
+    chosen.parent.chmod(0o777)
+    with pytest.raises(UnsuitablePlace) as caught:
+        cs.open(net / "r")
+    assert all(why in str(caught.value) for why in ("is on lustre", "cannot be written", "others may write to"))
+    assert all(way in caught.value.hint for way in ("index_dir=", "--index-dir", "CHAIN_INDEX_DIR"))
+    assert caught.value.exit_code == 16
+    monkeypatch.setenv("CHAIN_INDEX_DIR", str(tmp_path / "mine"))
+    with cs.open(net / "r") as repo:
+        assert repo.status().index_outside.parent == tmp_path / "mine" / name
+
+
+def test_an_index_that_another_place_of_this_machine_has_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: Callable[..., Path]
+) -> None:
+    net = network("fuse.sshfs")
+    with cs.open(net / "r", create=True) as repo:
+        repo.commit({"n": 1})
+        chosen = repo.status().index_outside
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))  # as in a job, where the shell before had none
+    with cs.open(net / "r") as repo:
+        assert repo.status().index_outside == chosen
+        repo.commit({"n": 2})
+
+
+def test_an_index_beside_a_repository_that_forgot_it_is_made_anew_inside(tmp_path: Path) -> None:
+    with cs.open(tmp_path / "r", create=True, index_dir=tmp_path / "local") as repo:
+        repo.commit({"n": 1})
+    with cs.open(tmp_path / "r", readonly=True) as repo:  # reads without touching it
+        assert repo.checkout() == {"n": 1}
+        assert repo.status().index_private
+    with cs.open(tmp_path / "r", index_dir=tmp_path / "local") as repo:
+        assert not repo.status().index_private
+    with cs.open(tmp_path / "r") as repo:
+        assert repo.status().index_outside is None
+        repo.commit({"n": 2})
         assert repo.verify("data").ok
 
 

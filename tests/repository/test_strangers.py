@@ -128,7 +128,9 @@ def test_a_rebuild_prefers_the_old_index_to_small_records_that_rotted_in_their_p
     assert not rebuild(root).moved
     with cs.open(root) as repo:
         assert [commit.message for commit in repo.log()] == ["2", "1"]
-        assert repo.verify("data").ok
+        assert repo.verify("links").ok
+        (damage,) = repo.verify("data").damaged
+        assert damage.id == str(repo.resolve("main")) and "the index still holds it" in damage.what
 
 
 def test_a_missing_pack_is_damage_and_work_goes_on(tmp_path: Path) -> None:

@@ -205,6 +205,32 @@ def test_a_scan_gives_what_a_sorted_dict_gives(tmp_path_factory, rows, prefix, s
     assert found == (expected[::-1] if reverse else expected)
 
 
+@settings(deadline=None, max_examples=30)
+@given(before=st.sets(st.integers(0, 40)), new=st.sets(st.integers(0, 60)))
+def test_rows_put_at_once_are_those_that_were_not_there(tmp_path_factory, before, new):
+    def row(number: int) -> bytes:
+        return b"%03d" % number
+
+    with Index.create(tmp_path_factory.mktemp("many") / "index") as index:
+        put(index, "objects", {row(number): b"old" for number in before})
+        with index.write() as writer:
+            assert writer.put_new("objects", [(row(number), b"new") for number in sorted(new)]) == len(new - before)
+            found = writer.get_many("objects", [row(number) for number in range(70)])
+        assert found == {row(n): b"old" if n in before else b"new" for n in before | new}
+        with index.read() as reader:
+            assert dict(reader.scan("objects")) == found
+
+
+def test_a_row_that_rotted_is_seen_among_many(index):
+    put(index, "objects", {b"one": b"1", b"two": b"2"})
+    with index.write() as writer:
+        writer._opened().put(
+            b"two", b"3" + close_row("objects", b"two", b"2")[1:], db=index._shared().tables["objects"]
+        )
+    with index.read() as reader, pytest.raises(Damaged, match=b"two".hex()):
+        reader.get_many("objects", [b"one", b"two"])
+
+
 @pytest.mark.parametrize("count", [255, 256, 257, 512, 1000])
 def test_a_scan_of_many_steps_misses_and_repeats_nothing(index, count):
     rows = {b"p%04d" % i: b"%d" % i for i in range(count)}

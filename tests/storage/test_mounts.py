@@ -69,6 +69,31 @@ def test_plain_fuse_and_local_disks_are_no_network_file_systems():
     assert "fuse" not in NETWORK_TYPES
 
 
+@pytest.mark.parametrize(
+    ("type", "options", "shared"),
+    [
+        ("ext4", "rw", True),
+        ("fuse", "rw", True),
+        ("nfs4", "rw,local_lock=none", True),
+        ("nfs", "rw,local_lock=posix", True),
+        ("nfs", "rw,local_lock=all", False),
+        ("nfs", "rw,local_lock=flock", False),
+        ("nfs", "rw,nolock", False),
+        ("lustre", "rw,flock", True),
+        ("lustre", "rw,localflock", False),
+        ("lustre", "rw,noflock", False),
+        ("cifs", "rw,nobrl", False),
+        ("ceph", "rw", True),
+        ("beegfs", "rw", False),
+        ("fuse.glusterfs", "rw", False),
+        ("fuse.sshfs", "rw", False),
+    ],
+)
+def test_locks_are_shared_where_that_is_known(type, options, shared):
+    (mount,) = parse_mounts(f"1 2 0:3 / /data rw - {type} server:/x {options}")
+    assert mount.shares_locks == shared
+
+
 def test_nothing_is_known_without_mounts():
     assert mount_of("/x", []) == NOWHERE
     assert not NOWHERE.network

@@ -1,0 +1,364 @@
+"""gc: take away what nothing leads to, and give its bytes back to the file system.
+
+    mark       outside any lock: what refs, unexpired reflogs and readers lead to
+    sweep      forgotten commits become final: no ref can lead to them from here on
+    remove     rows, in batches: each under the publish lock, looked at again against everything published since
+    reclaim    bytes: whole packs are unlinked, long runs punched, what is scattered is moved together
+
+Whatever goes first leads to what goes later (commits before names before chunks), a line of the log precedes the
+first byte, and every step may be the last one of a process: the next run finds out anew what there is to do.
+
+Who is at work is respected without waiting for anybody: a pack is touched only under its flock, which a writer holds
+until it has published; a reader's lease makes what it reads reachable.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from chainstore.errors import Damaged, StoreFull
+from chainstore.ids import ObjectId
+from chainstore.leases import collector_lock, leased_snapshots
+from chainstore.model.change import Change, Dead, Expired, Retired, Swept, Unmark, encode_changes
+from chainstore.observe import Observer, Progress
+from chainstore.odb.local import LocalDatabase
+from chainstore.odb.reserve import is_scarce, reserve_given_up
+from chainstore.odb.rows import Ranges, merged
+from chainstore.odb.standing import Standing
+from chainstore.odb.turn import RebuiltMeanwhile, Turn
+from chainstore.ops.clean import NEVER_US, is_clean, leave_clean
+from chainstore.ops.garbage import Doomed, Inventory, PackContent, pieces, take_inventory, without
+from chainstore.ops.gc_report import GcReport, Kept
+from chainstore.ops.leftovers import find_leftovers, foreign_files, remove_leftovers
+from chainstore.ops.moving import Mover
+from chainstore.ops.reach import Reach
+from chainstore.ops.reclaim import HeldPack, hold, reclaim, scattered_bytes
+from chainstore.storage.index import Index
+from chainstore.storage.log import Position
+
+REFLOG_US = 14 * 86_400 * 1_000_000
+_ROWS = 1000  # that one publication removes: 8 ms under the lock
+_ROWS_WHEN_FULL = 100
+_PACKS = 64  # that are held at once
+_FEW_LINES = 1  # of the log that may be left to be looked at under the lock: 2 to 4 ms each
+_MOST_LOOKS = 20  # before it is taken anyway: others may publish faster than we can follow
+_MOST_MARKS = 10_000  # in one line of the log
+_BREATH_SECONDS = 0.025  # between two publications: longer than the longest pause of whoever polls for the lock
+_WORTH_MOVING = 25  # kept bytes that are copied for one that is freed, at most
+_SMALL_BYTES = 64 << 10
+_LOG_BYTES = 1 << 20  # a log shorter than this is not worth it
+_LOG_TIMES = 4  # as long as what it says
+_REBUILD = "`chain rebuild-index` makes it anew"
+
+
+def collect(
+    db: LocalDatabase, *, dry_run: bool, since: str, observer: Observer, sleep: Callable[[float], None] = time.sleep
+) -> GcReport:
+    """Take away what nothing leads to.
+
+    Args:
+        dry_run: only find out what there is.
+        since: the time now, for whoever finds us at work.
+
+    Raises:
+        Locked: another gc is at work; says who and since when.
+        Damaged: something that must be walked cannot be read, so that nothing is proven unreachable; names it.
+            Nothing was removed, or only what was proven to be before.
+        StorageError: what was done by then is done, and the next run goes on.
+    """
+    report = GcReport(dry_run=dry_run)
+    now_us = db.around.now_us()
+    if dry_run:
+        _Collection(db, report, observer, sleep, now_us).look()
+        report.useless_bytes += sum(leftover.nbytes for leftover in find_leftovers(db))
+        report.foreign = foreign_files(db)
+        return report
+    with collector_lock(db.layout.leases, db.around.who, since), reserve_given_up(db.layout):
+        db.settle()
+        report.foreign = foreign_files(db)
+        if is_clean(db.layout, db.position(), now_us) and not find_leftovers(db):
+            report.nothing_to_do = True
+            return report
+        db.drop_dead_readers()
+        report.freed_bytes, report.packs_removed = remove_leftovers(db, Standing(db.log, db.sealer))
+        collection = _run(db, report, observer, sleep, now_us)
+        if collection.complete and db.position() == collection.standing.position and not find_leftovers(db):
+            oldest = collection.standing.oldest_us()
+            leave_clean(db.layout, collection.standing.position, NEVER_US if oldest is None else oldest + REFLOG_US)
+    return report
+
+
+def _run(
+    db: LocalDatabase, report: GcReport, observer: Observer, sleep: Callable[[float], None], now_us: int
+) -> "_Collection":
+    """Collect, and begin anew where another index was put in force: what was found may lie elsewhere in it."""
+    while True:
+        collection = _Collection(db, report, observer, sleep, now_us)
+        try:
+            collection.run()
+        except RebuiltMeanwhile:
+            continue
+        return collection
+
+
+class _Batch:
+    """What one publication says is dead, by pack, and the packs of which it says the last."""
+
+    def __init__(self) -> None:
+        self.ranges: dict[bytes, tuple[HeldPack, Ranges, list[Doomed]]] = {}
+        self.rows = 0
+        self.done: list[HeldPack] = []
+
+    def add(self, pack: HeldPack, ranges: Ranges, doomed: list[Doomed]) -> None:
+        _, before, rows = self.ranges.get(pack.name, (pack, (), []))
+        self.ranges[pack.name] = pack, merged((*before, *ranges)), rows + doomed
+        self.rows += len(doomed)
+
+
+class _Collection:
+    """One garbage collection at work.
+
+    Attributes:
+        complete: whether nothing was left for want of a lock, of space, or of health.
+    """
+
+    def __init__(
+        self, db: LocalDatabase, report: GcReport, observer: Observer, sleep: Callable[[float], None], now_us: int
+    ) -> None:
+        self._db, self._report, self._observer, self._sleep, self._now_us = db, report, observer, sleep, now_us
+        self._index = db.index_path
+        self.standing = Standing(db.log, db.sealer)
+        self._reach = Reach(db, self.standing, observer)
+        self._done = 0
+        self.complete = True
+
+    def look(self) -> Inventory:
+        """Mark, and return what there is to remove; nothing is changed."""
+        report = self._report
+        self.standing.advance(self._db.position())
+        self.complete = True
+        report.reflog_lines += self.standing.expire(self._first_line_kept())
+        self._reach.mark()
+        if not self._db.readonly:  # looking for leases removes those of the dead
+            self._reach.add_snapshots(leased_snapshots(self._db.layout.leases))
+        self._reach.add_all_bases()
+        inventory = self._take_inventory()
+        report.left += self._reach.problems
+        report.useless_bytes += sum(pack.useless_bytes() - pack.dead_bytes for pack in inventory.packs.values())
+        report.commits, report.objects = len(inventory.commits), inventory.doomed[0]
+        report.kept = [Kept(why, *sums) for why, sums in inventory.kept.items()]
+        return inventory
+
+    def run(self) -> None:
+        """Do all of it."""
+        self.standing.advance(self._db.position())  # where we begin; what comes after is followed
+        self._expire()
+        inventory = self.look()
+        self._check_index()
+        self._sweep(inventory.commits)
+        if inventory.commits:
+            with self._db.view() as view:
+                commits = take_inventory(view, self._reach, commits_only=True)
+            self._remove(commits, retire=False)
+        # whoever took a lease before a commit was swept or removed found it there, so we find the lease
+        self._reach.add_snapshots(leased_snapshots(self._db.layout.leases))
+        self._remove(self._take_inventory(), retire=True)
+        self._drop_old_marks()
+        self._move(self._take_inventory())
+        self._shorten_log()
+
+    def _take_inventory(self) -> Inventory:
+        self._follow(self._db.position())
+        with self._db.view() as view:
+            inventory = take_inventory(view, self._reach)
+        self.complete &= "reader" not in inventory.kept  # who will be done some time
+        return inventory
+
+    # -- before anything goes
+
+    def _first_line_kept(self) -> int:
+        return self.standing.first_line_since(self._now_us - REFLOG_US, self._now_us)
+
+    def _check_index(self) -> None:
+        """Tell a commit that was lost from one that a damaged page of the index hides."""
+        if self._reach.problems:
+            with self._turn():
+                wrong = Index.verify_file(self._db.index_path)
+            if wrong:
+                raise Damaged(f"{self._reach.problems[0]}, and the index is damaged: {wrong[0]}", hint=_REBUILD)
+
+    def _expire(self) -> None:
+        with self._turn() as turn:
+            before = self._first_line_kept()
+            lines = self.standing.expire(before)
+            if lines:
+                turn.publish([Expired(before)])
+        self._report.reflog_lines = lines
+
+    def _sweep(self, doomed: Sequence[ObjectId]) -> None:
+        """Make the marks final of all commits that are forgotten and that no ref is at; others that go get one.
+
+        Nothing can lead to them from here on.  So no row goes before all of them are swept: whoever leads to a commit
+        that is not, leads to all that is below it.
+        """
+        while True:
+            with self._turn() as turn:
+                tips, marks = self.standing.targets(), self.standing.marks
+                forgotten = [id for id, mark in marks.items() if not mark.swept and id not in tips][:_MOST_MARKS]
+                others = [id for id in doomed if id not in self._reach and id not in marks]
+                commits = [*forgotten, *others][:_MOST_MARKS]
+                if not commits:
+                    return
+                turn.publish([Swept(tuple(commits))])
+                self._report.swept += len(forgotten)
+            self._sleep(_BREATH_SECONDS)
+
+    # -- rows
+
+    def _remove(self, inventory: Inventory, *, retire: bool) -> None:
+        """Remove the rows of what is doomed, and give back whole packs and long runs.
+
+        Args:
+            retire: packs in which nothing is kept go.
+        """
+        batch = _Batch()
+        with ExitStack() as held:
+            for content in sorted(inventory.packs.values(), key=lambda pack: (not pack.empty, -pack.doomed_bytes)):
+                if not (content.doomed_bytes or (retire and content.useless_bytes())):
+                    continue
+                pack = hold(self._db.packs, content)
+                if pack is None:
+                    self._pass_over(content)
+                    continue
+                held.callback(pack.close)
+                for ranges, doomed in pieces(content, self._limit()):
+                    batch.add(pack, ranges, doomed)
+                    if batch.rows >= self._limit():
+                        batch = self._publish(batch, retire)
+                batch.done.append(pack)
+                if len(batch.done) >= _PACKS:
+                    batch = self._publish(batch, retire)
+                    held.pop_all().close()
+            self._publish(batch, retire)
+
+    def _publish(self, batch: _Batch, retire: bool) -> _Batch:
+        """Publish that ranges are dead, less what turned out to be needed; then give back what can be."""
+        with self._turn() as turn:
+            dead: dict[bytes, Ranges] = {}
+            ids: dict[bytes, list[ObjectId]] = {}
+            for name, (_, ranges, doomed) in batch.ranges.items():
+                needed = merged((each.start, each.stop) for each in doomed if each.id in self._reach)
+                dead[name] = without(ranges, needed)
+                ids[name] = [ObjectId(each.id) for each in doomed if each.id not in self._reach]
+            with turn.view() as view:
+                gone = [p for p in batch.done if retire and p.may_retire(view, dead.get(p.name, ()))]
+            changes: list[Change] = [Dead(name, ranges) for name, ranges in dead.items() if ranges]
+            changes += [Retired(pack.name) for pack in gone]
+            if changes:
+                turn.publish(changes, lost=lambda change: ids[change.pack])
+        for name, (pack, *_) in batch.ranges.items():
+            pack.bury(dead[name])  # the log says so now
+        for pack in gone:
+            pack.retired = True
+        for pack in batch.done:
+            self.complete &= pack.retired or not (retire and pack.is_useless_with(()))  # somebody wrote to it
+            self._report.packs_removed += pack.retired
+            self._report.freed_bytes += reclaim(pack, self._db.packs)
+            self._done += pack.content.useless_bytes() if retire else 0
+        self._observer(Progress("gc", min(self._done, self._report.useless_bytes), self._report.useless_bytes))
+        if changes:
+            self._sleep(_BREATH_SECONDS)
+        return _Batch()
+
+    def _drop_old_marks(self) -> None:
+        """Take the marks off commits that are not there themselves any more."""
+        with self._db.view() as view:
+            gone = [id for id in self.standing.marks if id not in self._reach and view.place(id) is None]
+        for at in range(0, len(gone), _MOST_MARKS):
+            with self._turn() as turn:
+                turn.publish([Unmark(tuple(gone[at : at + _MOST_MARKS]))])
+
+    # -- bytes
+
+    def _move(self, inventory: Inventory) -> None:
+        """Copy together what is kept of packs whose useless bytes are scattered, so that those packs can go."""
+        mover = Mover(self._db, self._turn)
+        scattered = 0
+        try:
+            for content in sorted(inventory.packs.values(), key=lambda pack: pack.kept_bytes):
+                if content.line.dead:
+                    scattered += self._move_pack(mover, content)
+        except StoreFull:
+            self.complete = False
+            self._report.left.append("with some free space to move records in, more could be freed")
+        finally:
+            mover.close()
+            self._report.moved_bytes += mover.moved_bytes
+            self._report.freed_bytes += mover.freed_bytes - mover.taken_bytes
+            self._report.packs_removed += mover.removed
+            self._report.left += mover.problems
+        if scattered:
+            self._report.kept.append(Kept("scattered", 0, scattered))
+
+    def _move_pack(self, mover: Mover, content: PackContent) -> int:
+        """Move what a pack keeps if that pays; return the useless bytes that it takes on disk if it does not."""
+        pack = hold(self._db.packs, content)
+        if pack is None:
+            self._pass_over(content)
+            return 0
+        with pack.file:
+            nbytes = scattered_bytes(pack)
+            if nbytes < _SMALL_BYTES or nbytes * _WORTH_MOVING < content.kept_bytes:
+                return nbytes
+            mover.move(pack, scarce=is_scarce(self._db.layout))
+        self._sleep(_BREATH_SECONDS)
+        return 0
+
+    # -- the log
+
+    def _shorten_log(self) -> None:
+        """Begin a new segment where the lines of this one are far more than a checkpoint that sums them up."""
+        with self._turn() as turn:
+            if turn.position.end > _LOG_BYTES:
+                with turn.view() as view:
+                    needed = len(encode_changes(0, [view.checkpoint()]))
+                if turn.position.end > _LOG_TIMES * needed:
+                    turn.start_segment()
+
+    @contextmanager
+    def _turn(self) -> Iterator[Turn]:
+        """Publish with everything seen that was published before; little of it is looked at under the lock."""
+        for look in range(_MOST_LOOKS):
+            self._follow_from_outside()
+            with self._db.turn(self._index) as turn:
+                if self._is_far_behind(turn.position) and look < _MOST_LOOKS - 1:
+                    continue  # others published while we waited: their turn again, until we have seen that
+                self._follow(turn.position)
+                yield turn
+                self.standing.advance(turn.position)  # past our own line: it leads to nothing new
+                return
+
+    def _follow_from_outside(self) -> None:
+        """Look at what was published meanwhile while others go on, until little is left for under the lock."""
+        for _ in range(_MOST_LOOKS):
+            position = self._db.position()
+            if not self._is_far_behind(position):
+                return
+            self._follow(position)
+
+    def _is_far_behind(self, position: Position) -> bool:
+        return position.seq - self.standing.position.seq > _FEW_LINES
+
+    def _follow(self, position: Position) -> None:
+        """Look at what others published up to a line of the log."""
+        changes = self.standing.advance(position)
+        self.complete &= not changes  # what they left behind is for the next run
+        self._reach.follow(changes)
+
+    def _limit(self) -> int:
+        return _ROWS_WHEN_FULL if is_scarce(self._db.layout) else _ROWS
+
+    def _pass_over(self, content: PackContent) -> None:
+        """Leave a pack that somebody writes to; a later run comes back to it."""
+        self.complete = False
+        self._report.kept.append(Kept("writer", 0, content.useless_bytes() - content.dead_bytes))
