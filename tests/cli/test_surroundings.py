@@ -39,8 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in range(3):
             state = {"w": np.arange(6, dtype=np.float32) + n, "cfg": {"größe": "µ", "n": n}, "odd": 1, "blob": b"\xff"}
             state["part"] = {"a": np.ones(2), "b": np.ones(3)}
-            repo.commit(state, f"Übung {n} 雪", step=10 * n, files={"notes.txt": str(place / "notes.txt")})
-        repo.branch("wider", "main~1")
+            files = {"notes.txt": str(place / "notes.txt")}
+            repo.commit(state, f"Übung {n} 雪", step=10 * n, metrics={"loss": 1 / (n + 1)}, files=files)
+        repo.branch("wider", "main~2")
     return place
 
 
@@ -77,7 +78,7 @@ def test_no_command_crashes_in(folder, name, command):
         code, out, err = endings(folder, name)[line]
         assert "Traceback" not in err and "internal error" not in err, (line, err)
         wanted = {2} if "--no-such-option" in line else {0}
-        if command == "key" or (command == "init" and name == "no home"):
+        if command in ("key", "rekey") or (command == "init" and name == "no home"):
             wanted |= {1, 12}  # this repository has no keys, and without a home there is none to be made
         assert code in wanted, (line, code, out, err)
 

@@ -20,18 +20,15 @@ ARRAY_BYTES = 256  # so that what is counted is objects and not bytes
 
 
 def build(path: Path, key: KeyFile, commits: int, arrays: int, changed: int) -> None:
-    """Make a repository in which every array is an object, and `changed` of them are new in each commit."""
+    """Make a repository in which every array is an object, and the first `changed` of them are new in each commit."""
     commit_module.SMALL_BYTES = 0  # or small arrays would share chunks; how they are cut is the writer's business
     source = np.random.default_rng(1)
     state = {f"layer.{number:03d}": source.bytes(ARRAY_BYTES) for number in range(arrays)}
     held = {name: np.frombuffer(data, np.uint8) for name, data in state.items()}
-    names = sorted(held)
-    at = 0
     with init(path, key=key, codec="none", threads=1) as repo:
         for step in range(commits):
-            for name in [names[(at + turn) % arrays] for turn in range(changed)]:
+            for name in list(held)[:changed]:
                 held[name] = np.frombuffer(source.bytes(ARRAY_BYTES), np.uint8)
-            at += changed
             repo.commit(held, step=step)
 
 
