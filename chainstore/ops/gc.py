@@ -37,7 +37,7 @@ from chainstore.storage.index import Index
 from chainstore.storage.log import Position
 
 REFLOG_US = 14 * 86_400 * 1_000_000
-_ROWS = 500  # that one publication removes: 4 ms under the lock
+_ROWS = 250  # that one publication removes: 2 ms under the lock
 _ROWS_WHEN_FULL = 100
 _PACKS = 64  # that are held at once
 _FEW_LINES = 1  # of the log that may be left to be looked at under the lock: 2 to 4 ms each
