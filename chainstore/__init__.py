@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from chainstore.errors import ChainError
     from chainstore.lazy import LoadResult, Snapshot, TensorInfo
     from chainstore.live import capture, restore
+    from chainstore.manager.manager import SnapshotManager
     from chainstore.model.commit import Commit
     from chainstore.policies.retention import Best, Retention
     from chainstore.repository import (
@@ -53,6 +54,7 @@ __all__ = [
     "RepositoryStats",
     "Retention",
     "Snapshot",
+    "SnapshotManager",
     "TensorInfo",
     "VerifyReport",
     "__version__",
@@ -80,6 +82,7 @@ _HOMES = {
     "RepositoryStats": "chainstore.repository",
     "Retention": "chainstore.policies.retention",
     "Snapshot": "chainstore.lazy",
+    "SnapshotManager": "chainstore.manager.manager",
     "TensorInfo": "chainstore.lazy",
     "VerifyReport": "chainstore.repository",
     "capture": "chainstore.live",

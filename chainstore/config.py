@@ -14,7 +14,9 @@ variable counts as unset.  The user's settings are `config.toml` in the configur
 import getpass
 import os
 import re
+import site
 import socket
+import sysconfig
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -128,6 +130,19 @@ def home_problem(path: Path | None = None) -> str | None:
         return f"{existing} cannot be written"
     kind = _file_system_type(existing.stat().st_dev, _mountinfo())
     return f"{existing} lies on {kind}, which does not last" if kind in _FLEETING_TYPES else None
+
+
+def helper_environment(import_from: Path) -> dict[str, str]:
+    """Return the environment of a process that helps this one: the same, and modules are found where ours were.
+
+    Args:
+        import_from: the folder that chainstore was imported from; named only where Python would not look by itself,
+            for it then comes before the standard library.
+    """
+    usual = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages()}
+    if str(import_from) in usual:
+        return dict(os.environ)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(import_from), _variable("PYTHONPATH")]))}
 
 
 def repo_from_environment() -> str | None:

@@ -19,7 +19,7 @@
      Unsupported               upgrade                                                       1
         FormatTooNew
      StorageError              the operator                                                 16
-        StoreFull, ForkedHandle, UnsuitablePlace
+        StoreFull, MemoryShort, SnapshotFailed, QueueFull, ForkedHandle, UnsuitablePlace
         RemoteError, RollbackDetected                                                       14
      RankFailure               look at that rank                                             1
 
@@ -374,6 +374,47 @@ class StoreFull(StorageError):
 
     code = "store-full"
     hint = "free some space; nothing that was committed is lost"
+
+
+class MemoryShort(StorageError):
+    """There is less memory than a copy of the state takes; nothing was captured, and training can go on.
+
+    Attributes:
+        needed, left: bytes.
+    """
+
+    code = "memory-short"
+    hint = (
+        "raise the memory limit of the job, or have less in the state; with max_pending=1 one copy is enough, and "
+        "repo.commit(state) needs none (a state is captured whole: streaming it in slices is not built yet)"
+    )
+
+    def __init__(self, needed: int, left: int) -> None:
+        self.needed, self.left = needed, left
+        super().__init__(f"a capture takes {needed / 1e6:,.0f} MB of memory and {left / 1e6:,.0f} MB are left")
+
+
+class SnapshotFailed(StorageError):
+    """A snapshot did not become durable; training can go on.
+
+    Attributes:
+        step: of the snapshot.
+        cause: the code of what it failed of.
+    """
+
+    code = "snapshot-failed"
+
+    def __init__(self, step: int | None, cause: str, text: str, hint: str = "") -> None:
+        self.step, self.cause = step, cause
+        of = f" of step {step}" if step is not None else ""
+        super().__init__(f"the snapshot{of} failed: {text}", hint=hint)
+
+
+class QueueFull(StorageError):
+    """A snapshot is due while as many as may be are on their way."""
+
+    code = "queue-full"
+    hint = "snapshots are due faster than they become durable: a longer interval, or when_full='skip'"
 
 
 class ForkedHandle(StorageError):

@@ -1,4 +1,4 @@
-"""Leases: who may publish now, who collects, who reads.
+"""Leases: who may publish now, who collects, who reads, whose snapshots a branch gets.
 
 Every lease is a `flock`: it ends with the process that holds it, so there is nothing to unlock after a crash.  What
 is written into the file is for people; it decides nothing, because two containers that share a volume do not share
@@ -19,6 +19,7 @@ _POLL_SECONDS = (0.0005, 0.004, 0.02)  # pause between two tries: the first, the
 _AT_FIRST_SECONDS = 1.0  # who just came asks more often, so with 0.02 s whoever waits waits on: p99 110 ms, not 75
 _NOTE_BYTES = 200
 _READER = ".reader"
+_BRANCH, _KEY_BYTES = ".branch", 8
 _LEASE_POLLS = 250  # of 20 ms, while a reader writes down what it reads
 
 
@@ -46,7 +47,7 @@ def publish_lock(
         RepositoryNotFound: the directory is gone.
     """
     with _opened(directory, "publish") as file:
-        _wait(file, who, wait_seconds, clock, sleep)
+        _wait(file, "the right to publish", wait_seconds, clock, sleep)
         unclean = bool(file.pread(0, _NOTE_BYTES).strip(b"\0 \n"))
         _leave_note(file, who)
         try:
@@ -75,6 +76,49 @@ def collector_lock(directory: Path, who: str, since: str) -> Iterator[None]:
         finally:
             _leave_note(file, "")
             file.unlock()
+
+
+def branch_lock(
+    directory: Path,
+    key: bytes,
+    what: str,
+    who: str,
+    since: str,
+    *,
+    wait_seconds: float = 0.0,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[fs.File, str]:
+    """Return a file whose lock makes its holder the only one that lets snapshots of a run go to a branch.
+
+    Plain commits ask nobody.  The file stays when the lock ends: that is with the last process that has its descriptor.
+    With it comes what the holder before left in it, "" where there was none.
+
+    Args:
+        key: what the branch is kept under; shows no name.
+        what: the branch, as the error calls it.
+        who, since: shown to whoever comes meanwhile.
+        wait_seconds: how long to poll before giving up.
+
+    Raises:
+        Locked: somebody else held it all the time; says who, where, and since when.
+        RepositoryNotFound: the directory is gone.  ReadOnly: nothing can be written there.
+    """
+    file = _opened(directory, f"{key[:_KEY_BYTES].hex()}{_BRANCH}")
+    try:
+        _wait(file, what, wait_seconds, clock, sleep)
+        before = _note(file)
+        _leave_note(file, f"{who}, since {since}")
+    except BaseException:
+        file.close()
+        raise
+    return file, before
+
+
+def leave_last_words(file: fs.File, text: str) -> None:
+    """Say in a file of `branch_lock` how its holder ended, for whoever comes next."""
+    with suppress(ReadOnly):
+        _leave_note(file, text)
 
 
 @contextmanager
@@ -160,7 +204,11 @@ def _leave_note(file: fs.File, text: str) -> None:
 
 
 def _holder(file: fs.File) -> str:
-    return file.pread(0, _NOTE_BYTES).strip(b"\0 \n").decode(errors="replace") or "another process"
+    return _note(file) or "another process"
+
+
+def _note(file: fs.File) -> str:
+    return file.pread(0, _NOTE_BYTES).strip(b"\0 \n").decode(errors="replace")
 
 
 def _opened(directory: Path, name: str) -> fs.File:
@@ -171,13 +219,13 @@ def _opened(directory: Path, name: str) -> fs.File:
 
 
 def _wait(
-    file: fs.File, who: str, wait_seconds: float, clock: Callable[[], float], sleep: Callable[[float], None]
+    file: fs.File, what: str, wait_seconds: float, clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> None:
     started = clock()
     pause = _POLL_SECONDS[0]
     while not file.flock(exclusive=True):
         waited = clock() - started
         if waited >= wait_seconds:
-            raise Locked("the right to publish", _holder(file), waited)
+            raise Locked(what, _holder(file), waited)
         sleep(pause)
         pause = min(pause * 1.5, _POLL_SECONDS[1 if waited < _AT_FIRST_SECONDS else -1])

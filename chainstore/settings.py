@@ -2,8 +2,8 @@
 
 In this order, and the first that says something decides: the argument of a call, or a flag; the environment
 (CHAIN_CODEC, CHAIN_THREADS, CHAIN_MAX_MEMORY); the repository's own settings, which travel with it; the user's
-settings; the default.  What a repository forgets, only the repository itself may say: a policy in somebody's
-environment must not drop the snapshots of others.
+settings; the default.  What a repository forgets, and when its runs take snapshots, only the repository itself may
+say: a policy in somebody's environment must not drop the snapshots of others.
 
     >>> resolve("threads", 3, {}).value, resolve("codec", None, {"codec": "small"}).origin
     (3, 'the repository')
@@ -16,6 +16,7 @@ from typing import Literal
 
 from chainstore import config
 from chainstore.errors import ConfigError, InvalidInput
+from chainstore.policies.interval_texts import format_interval, parse_interval
 from chainstore.policies.texts import format_retention, parse_retention
 from chainstore.refs import nearest_names
 
@@ -84,11 +85,20 @@ def parse_policy(value: object) -> str:
         raise ConfigError(f"retention: {error}", hint=error.hint) from None
 
 
+def parse_when(value: object) -> str:
+    """Return when snapshots are due in its one written form; ConfigError if it makes no sense."""
+    try:
+        return format_interval(parse_interval(value if type(value) is int else str(value)))
+    except InvalidInput as error:
+        raise ConfigError(f"interval: {error}", hint=error.hint) from None
+
+
 KNOWN: Mapping[str, Setting] = {
     "codec": Setting("how arrays are coded: auto, none, fast, small", parse_codec, lambda: "auto"),
     "threads": Setting("workers of commit and checkout", parse_threads, lambda: min(os.cpu_count() or 1, 8)),
     "max_memory": Setting("bytes that commit and checkout may hold at once", parse_memory, lambda: 256 << 20),
     "retention": Setting("which snapshots forget and gc keep", parse_policy, lambda: "", own=True),
+    "interval": Setting("when a manager takes snapshots", parse_when, lambda: "", own=True),
 }
 
 

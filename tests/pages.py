@@ -1,7 +1,7 @@
 """Make the pages that say what stands elsewhere already: `python -m tests.pages` writes them.
 
-`docs/reference/python.md` is made from the code, `docs/changelog.md` from the fragments in `docs/changes/`.
-`tests/test_pages.py` fails where one of them is not in step.
+`docs/reference/python.md` and `metrics.md` are made from the code, `docs/changelog.md` from the fragments in
+`docs/changes/`.  `tests/test_pages.py` fails where one of them is not in step.
 """
 
 import dataclasses
@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import chainstore
+from chainstore.metrics.registry import SECONDS
+from chainstore.metrics.snapshots import TABLE
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 MADE = "<!-- made by `python -m tests.pages`; do not edit -->\n"
@@ -150,7 +152,41 @@ def changelog_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-PAGES: dict[str, Callable[[], str]] = {"reference/python.md": python_page, "changelog.md": changelog_page}
+def metrics_page() -> str:
+    """Return the reference of the metrics, made of their table."""
+    lines = [
+        MADE,
+        "# Metrics\n",
+        "What a manager counts, in the text format that Prometheus reads (0.0.4). Every line may carry labels that",
+        "tell runs apart, such as the branch. Names and meanings do not change.\n",
+        "| name | type | what it says |\n|---|---|---|",
+    ]
+    for row in TABLE.values():
+        labels = "".join(f" By `{name}`: {meaning}." for name, meaning in row.labels.items())
+        lines.append(f"| `{row.name}` | {row.kind} | {row.help}{labels} |")
+    bounds = ", ".join(f"{bound:g}" for bound in SECONDS[:-1]) + f" and {SECONDS[-1]:g}"
+    lines += [
+        f"\nHistograms have the upper bounds {bounds} s;",
+        "their lines have `_bucket`, `_sum` and `_count` after the name.\n",
+        "## Questions they answer\n",
+        "| question | expression |\n|---|---|",
+        "| How much work would a failure lose now? | `time() - chain_last_durable_timestamp_seconds` |",
+        "| What part of the time do snapshots stall training? | `rate(chain_snapshot_stall_seconds_sum[1h])` |",
+        "| How long until nine of ten snapshots are safe? | "
+        "`histogram_quantile(0.9, rate(chain_snapshot_time_to_durable_seconds_bucket[1h]))` |",
+        "| How much smaller is what is stored than what was saved? | "
+        '`rate(chain_snapshot_bytes_total{kind="stored"}[1h])` over the sum of the kinds `new` and `reused` |',
+        "\nAlert on the first: a textfile that nobody writes any more keeps the age that it had, the time goes on.",
+        "What the interval should be is [a guide of its own](../guides/interval.md).",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "reference/python.md": python_page,
+    "reference/metrics.md": metrics_page,
+    "changelog.md": changelog_page,
+}
 
 
 def main() -> None:

@@ -1,14 +1,17 @@
 """The benchmarks: they run, they notice wrong results, and the documents show what the kept run found."""
 
+import copy
 import importlib.util
+import os
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import gc, markdown, run
+from benchmarks import gc, goodput, manager, markdown, run
 from benchmarks.compare.chain import Chain
 from benchmarks.compare.files import TorchSave
 from benchmarks.jobs import JOBS, PLAN, Row, Turns, WrongResult
@@ -186,3 +189,69 @@ def test_the_benchmark_of_gc_prints_a_row_for_each_figure(job: str, tmp_path: Pa
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"| {job} |")]
     assert len(rows) >= 2
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("job", manager.JOBS)
+def test_the_benchmark_of_the_manager_prints_its_figures(job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    manager.main(["--quick", "--only", job, "--folder", str(tmp_path)])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"| {job} |")]
+    assert len(rows) >= 4 and "load average" in rows[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_benchmark_of_the_manager_ends_where_a_bit_is_wrong():
+    training = manager.layers(1, 64)
+    back = copy.deepcopy(training.state())
+    manager.check("a copy", training, back)
+    next(iter(back["model"].values()))[0, 0].neg_()
+    with pytest.raises(WrongResult, match=r"a copy gave back other values: model/0\.weight"):
+        manager.check("a copy", training, back)
+
+
+def test_everybody_takes_a_turn_and_another_one_begins_each_time():
+    order: list[str] = []
+    jobs = {name: partial(_note, order, name) for name in "abc"}
+    seconds = manager.take_turns(jobs, lambda: None, 2)
+    assert order == list("abcbcacab")
+    assert seconds == {"a": [5.0, 7.0], "b": [3.0, 8.0], "c": [4.0, 6.0]}
+
+
+def _note(order: list[str], name: str) -> float:
+    order.append(name)
+    return float(len(order) - 1)
+
+
+@pytest.mark.parametrize("setting", goodput.SETTINGS)
+def test_the_benchmark_of_goodput_prints_a_row_for_everybody(
+    setting: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    if setting == "pinned" and len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("there is one core only")
+    peers = ["chainstore process", "torch.save + fsync"]
+    goodput.main(["--quick", "--settings", setting, "--peers", *peers, "--folder", str(tmp_path)])
+    rows = [line.split(" | ")[1] for line in capfd.readouterr().out.splitlines() if line.startswith(f"| {setting} |")]
+    assert rows == [goodput.CONTROL, *peers]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loss_is_of_throughput_next_to_the_blocks_beside_it():
+    half = goodput.Record([goodput.Block(2.0, 0.0, 0.1, 0.0, 0.1)] * 9, [1.0] * 9, [0.1] * 9)
+    assert half.loss(0) == (0.5, 0.5, 0.5)
+    mixed = replace(half, without=[1.0, 2.0, 1.5] * 3)
+    loss, low, high = mixed.loss(0)
+    assert loss == 0.25 and 0 < low < 0.25 < high < 0.5
+
+
+def test_who_gives_back_other_bits_is_in_no_table_of_goodput(tmp_path: Path):
+    class Careless(goodput.TorchSave):
+        name = "careless"
+
+        def load(self) -> object:
+            state = super().load()
+            next(iter(flat(state).values())).view(-1)[0] += 1
+            return state
+
+    training = goodput.Training(16, 1, 8)
+    goodput.check([goodput.TorchSave(tmp_path, training)], training)
+    with pytest.raises(WrongResult, match="careless gave back other values"):
+        goodput.check([Careless(tmp_path, training)], training)

@@ -24,17 +24,21 @@ NAMES = [name for name in cs.__all__ if name != "__version__"]
 CLASSES = [kind for name in NAMES if inspect.isclass(kind := getattr(cs, name))]
 
 # What public calls return or take, and nobody needs to name: handed out by one method and used where it is.
+NEED_TORCH = {"SnapshotManager"}  # loaded when they are first named
 UNNAMED = {
     "Argon2Cost",
     "Candidate",
     "Anomaly",
     "ArraySlice",
+    "BranchHold",
     "Damage",
     "Entry",
     "KeyProvider",
     "KeySlot",
+    "Leaf",
     "Loadable",
     "Manifest",
+    "ManagerStats",
     "MarkLine",
     "Notice",
     "ObjectId",
@@ -160,7 +164,7 @@ def test_every_error_of_the_tree_is_in_the_module_of_errors_or_below_a_class_tha
 
 def test_the_front_door_loads_neither_torch_nor_numpy() -> None:
     code = (
-        f"import sys, chainstore as cs; [getattr(cs, name) for name in {list(cs.__all__)!r}];"
+        f"import sys, chainstore as cs; [getattr(cs, name) for name in {sorted(set(cs.__all__) - NEED_TORCH)!r}];"
         "print(sorted({'torch', 'numpy', 'rich'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)

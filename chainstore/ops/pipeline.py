@@ -52,10 +52,10 @@ class _Crew(Generic[J]):
         workers = [threading.Thread(target=self._pull, name=f"chainstore-{i}", daemon=True) for i in range(threads)]
         tender = threading.Thread(target=self._look_after, name="chainstore-sync", daemon=True)
         try:
-            for thread in workers:
-                thread.start()
+            if not all(map(_start, workers)):
+                self._pull()  # with those that did start
             if self._tend is not None:
-                tender.start()
+                _start(tender)
             for thread in workers:
                 while thread.is_alive():
                     thread.join(_LOOK_SECONDS)
@@ -94,3 +94,12 @@ class _Crew(Generic[J]):
             if self._error is None:
                 self._error = error
         self._stop.set()
+
+
+def _start(thread: threading.Thread) -> bool:
+    """Start a thread, and return whether there could be another: not at the interpreter's end, from Python 3.12 on."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True

@@ -18,6 +18,8 @@ What is where:
     forgetting  snapshots dropped by a policy, and taken back
     proving     verified, with a key or without, and healed from a copy
     upkeep      statistics, and the index made anew
+    holding     a branch for one run alone
+    handing     what another process goes on with
     handles     what the handles of one process share, and what each holds
     slots       keys that open a repository
     settings    how it was asked to be opened
@@ -35,15 +37,20 @@ from chainstore.ops.rollback import Rollback
 from chainstore.ops.usage import BranchUsage, KindUsage, PathUsage, Usage
 from chainstore.ops.verify_report import CHECKS, COVERED, Damage, DamageGroup, Level, VerifyReport, grouped
 from chainstore.repository.face import Repository
+from chainstore.repository.handing import Handed, hand_on, take_up
 from chainstore.repository.handles import Revision
+from chainstore.repository.holding import BranchHold, how_ended
 from chainstore.repository.opening import Ground, init, key_kinds, locate, open, rebuild, survey
 from chainstore.repository.proving import heal_small_files, verify_without_key
+from chainstore.repository.recording import make_note
 from chainstore.repository.rekeying import RekeyReport
 from chainstore.repository.settings import CHAIN_DIR, Settings
 from chainstore.repository.slots import KeySlot
 from chainstore.repository.upkeep import RepositoryStats, Status, rebuild_at
 from chainstore.repository.writer import Writer
 from chainstore.settings import CODECS
+from chainstore.state import Leaf, Source, flatten, references
+from chainstore.state.leaf import BytesSource
 
 __all__ = [
     "ANOMALY_KINDS",
@@ -53,7 +60,9 @@ __all__ = [
     "COVERED",
     "DIFF_ORDER",
     "Anomaly",
+    "BranchHold",
     "BranchUsage",
+    "BytesSource",
     "Damage",
     "DamageGroup",
     "Diff",
@@ -63,9 +72,11 @@ __all__ = [
     "ForkedHandle",
     "GcReport",
     "Ground",
+    "Handed",
     "Kept",
     "KeySlot",
     "KindUsage",
+    "Leaf",
     "Level",
     "NotFound",
     "PathUsage",
@@ -77,21 +88,28 @@ __all__ = [
     "Revision",
     "Rollback",
     "Settings",
+    "Source",
     "Status",
     "TensorDiff",
     "Usage",
     "ValueDiff",
     "VerifyReport",
     "Writer",
+    "flatten",
     "grouped",
+    "hand_on",
     "heal_small_files",
+    "how_ended",
     "init",
     "key_kinds",
     "locate",
+    "make_note",
     "open",
     "rebuild",
     "rebuild_at",
+    "references",
     "survey",
+    "take_up",
     "verify_without_key",
     "when_and_why",
 ]

@@ -37,6 +37,7 @@ from chainstore.refs import HEAD, HEADS, TAGS, branch_ref, short_name, tag_ref
 from chainstore.repository import collecting, forgetting, refs
 from chainstore.repository.comparing import compare
 from chainstore.repository.handles import Core, Handle, Revision, release, share
+from chainstore.repository.holding import BranchHold, hold
 from chainstore.repository.overview import overview
 from chainstore.repository.proving import newest_good, prove
 from chainstore.repository.recording import Request, make_note, new_tags, record
@@ -47,6 +48,7 @@ from chainstore.repository.upkeep import RepositoryStats, Status, look, measure,
 from chainstore.repository.writer import Writer, writing
 from chainstore.settings import as_stored
 from chainstore.state import flatten
+from chainstore.state.leaf import Leaf
 
 
 def open_with(settings: Settings) -> "Repository":
@@ -152,7 +154,47 @@ class Repository:
             BranchDeleted: somebody deleted the branch this handle is on; nothing was published.
             NothingToCommit: `allow_empty` is False and nothing changed.
         """
-        leaves = flatten(state)
+        return self.commit_leaves(
+            flatten(state),
+            message,
+            branch=branch,
+            step=step,
+            epoch=epoch,
+            metrics=metrics,
+            meta=meta,
+            tags=tags,
+            files=files,
+            parents=parents,
+            expected_head=expected_head,
+            allow_empty=allow_empty,
+            codec=codec,
+        )
+
+    def commit_leaves(
+        self,
+        leaves: Sequence[Leaf],
+        message: str = "",
+        *,
+        branch: str | None = None,
+        step: int | None = None,
+        epoch: int | None = None,
+        metrics: Mapping[str, object] | None = None,
+        meta: Mapping[str, object] | None = None,
+        tags: Sequence[str] = (),
+        files: Mapping[str, str | os.PathLike[str]] | None = None,
+        parents: Sequence[Revision] | None = None,
+        expected_head: Revision | None = None,
+        allow_empty: bool = True,
+        codec: str | None = None,
+    ) -> Commit:
+        """Store a state that was flattened before, its bytes wherever they are by now, as `commit` stores one.
+
+        Args:
+            leaves: in the order of `flatten`, no path twice.
+
+        Raises:
+            What `commit` raises, `UnsupportedState` apart.
+        """
         note = make_note(message, step, epoch, metrics, meta)
         extra = file_leaves({name: Path(path) for name, path in (files or {}).items()})
         request = Request(branch, note, new_tags(self._handle, tags), parents, expected_head, allow_empty)
@@ -432,6 +474,20 @@ class Repository:
             RevisionNotFound: nothing that old is left.  SnapshotForgotten: gc has taken the snapshot of `to`.
         """
         return refs.rollback(self._handle, branch, to, steps, before, reason)
+
+    def hold_branch(self, name: str, *, wait_seconds: float = 0.0) -> BranchHold:
+        """Be the only run whose snapshots go to a branch, until the hold is given back or this process ends.
+
+        Plain commits ask nobody.  The branch need not exist.
+
+        Args:
+            wait_seconds: how long to wait for another one, which may be making its last snapshot durable.
+
+        Raises:
+            Locked: another one held it all the time; says who and since when.
+            InvalidRefName: the name breaks the rules.  ReadOnly: the repository was opened for reading.
+        """
+        return hold(self._handle, name, wait_seconds)
 
     def reflog(self, ref: str = HEAD) -> list[ReflogLine]:
         """Return the moves of a ref, newest first; HEAD means the current branch's.

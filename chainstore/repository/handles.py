@@ -162,6 +162,15 @@ class Handle:
             target, moves = self._ref(branch)
             self._moves_before_tip = moves if target is None else _HAS_TIP
 
+    @property
+    def standing(self) -> tuple[str | None, int]:
+        """The branch that commits go to, and how often it had moved before it had a tip; -1 where it had one."""
+        return self.branch, self._moves_before_tip
+
+    def stand_as(self, branch: str | None, moves: int) -> None:
+        """Stand where another handle stands, whose `standing` this is."""
+        self.branch, self._moves_before_tip = branch, moves
+
     def check_branch(self) -> None:
         """Refuse to go on with a branch that had a tip and was deleted: its next commit would have no parent.
 

@@ -64,6 +64,11 @@ class HostSource:
     def __init__(self, region: Region, nbytes: int, packed: bool, owner: object) -> None:
         self._region, self._owner, self._packed, self.nbytes = region, owner, packed, nbytes
 
+    @property
+    def address(self) -> int | None:
+        """Where the bytes lie if they lie in order, None if a read has to put them in order first."""
+        return self._region.address if self._packed else None
+
     def read(self, start: int, stop: int) -> memoryview:
         if self._packed:
             return memory_bytes(self._region.address + start, stop - start, self._owner)

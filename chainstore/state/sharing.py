@@ -6,6 +6,7 @@ lie side by side.  The first two must come back sharing memory, the third need n
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 from chainstore.state.leaf import Region
 
@@ -53,6 +54,9 @@ def sharing_groups(regions: Sequence[Region], overlap: Callable[[Region, Region]
 
     Cost: a sort, and a question for each pair of distinct regions with overlapping bounds.
     """
+    spans = sorted((region.device, *region.bounds()) for region in regions)
+    if all(a[0] != b[0] or a[1] < b[1] >= a[2] for a, b in pairwise(spans)):
+        return  # the common case: nobody's memory lies over another's
     same: dict[Region, list[int]] = defaultdict(list)
     for index, region in enumerate(regions):
         same[region].append(index)

@@ -88,12 +88,13 @@ class TorchAdapter:
     """The array adapter of torch."""
 
     def describe(self, value: object) -> Dense | Composite:
-        if isinstance(value, torch.Generator):
+        own = type(value) in _OWN_TYPES
+        if not own and isinstance(value, torch.Generator):  # (asking that of a tensor runs Python code of torch)
             return torch_parts.describe_generator(value)
         tensor = cast(Tensor, value)
         if tensor.is_meta:
             raise Refused("a meta tensor has no values")
-        if type(tensor) not in _OWN_TYPES:
+        if not own:
             return torch_parts.describe_subclass(tensor, _shown(tensor))
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
             return torch_parts.describe_composite(tensor, _shown(tensor))

@@ -52,6 +52,15 @@ class DeviceSource:
         part = self._items(first, last).contiguous().cpu()
         return memory_bytes(part.data_ptr() + start - first * size, stop - start, part)
 
+    def copy_to(self, out: Tensor) -> None:
+        """Have the current stream of the tensor's device copy all bytes to `out`: bytes of the host, pinned or not.
+
+        Returns at once where `out` is pinned; nothing may be read there, or written here, before the stream is done.
+        """
+        count = self.nbytes // self.tensor.element_size()
+        items = self._items(0, count).contiguous()
+        out.copy_(items.reshape(-1).view(torch.uint8), non_blocking=True)
+
     def _items(self, first: int, last: int) -> Tensor:
         tensor = self.tensor
         if tensor.is_conj() or tensor.is_neg():

@@ -212,13 +212,21 @@ class File:
             raise _failure(error, "unlock", self.path) from error
         self._locked = False
 
-    def close(self) -> None:
-        """Close the descriptor, which gives its lock back; again is fine."""
+    def fileno(self) -> int:
+        """Return the descriptor, to be sent to another process: what it locks then stays locked while either lives."""
+        return self._changeable()
+
+    def close(self, *, unlock: bool = True) -> None:
+        """Close the descriptor, which gives its lock back; again is fine.
+
+        Args:
+            unlock: False where another process was given the descriptor and is to keep the lock.
+        """
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
         try:
-            if self._locked and self._pid == os.getpid():
+            if unlock and self._locked and self._pid == os.getpid():
                 fcntl.flock(fd, fcntl.LOCK_UN)  # a child forked just now may still hold the descriptor, and so the lock
             os.close(fd)
         except OSError as error:

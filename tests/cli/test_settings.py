@@ -125,3 +125,14 @@ def test_misspelled_commands_are_answered_with_the_nearest(chain, repo):
     assert done.code == 2 and "did you mean list" in done.err
     assert "did you mean" not in chain("xyzzy").err
     assert chain("comit", "--json").json["error"]["message"] == "no command 'comit'; did you mean commit?"
+
+
+def test_when_snapshots_are_taken_is_the_repositorys_own(chain, repo, own_settings):
+    (own_settings / "config.toml").write_text('interval = "1 step"\n')
+    assert in_force(chain, "interval") == ("", "default")
+    assert chain("config", "set", "interval", "every 100 steps or 30 minutes").code == 0
+    assert in_force(chain, "interval") == ("100 steps or 30m", "the repository")
+    for wrong in ("0", "0s", "abc", "10 parsecs", ""):
+        done = chain("config", "set", "interval", wrong)
+        assert done.code != 0 and "is no interval" in done.err, wrong
+    assert in_force(chain, "interval") == ("100 steps or 30m", "the repository")

@@ -15,7 +15,20 @@ from chainstore.codecs.base import EFFORTS
 from chainstore.crypto.keys import Argon2Cost, KeyCommand, KeyFile, Passphrase
 from chainstore.errors import Malformed
 from chainstore.observe import silent
+from chainstore.policies.interval import Interval
+from chainstore.policies.progress import Moment, Progress
 from chainstore.policies.retention import Best, Retention
+from chainstore.policies.triggers import (
+    Adaptive,
+    AnyOf,
+    EveryBatches,
+    EveryEpoch,
+    EverySeconds,
+    EverySteps,
+    OnBest,
+    Signal,
+    WhenDurable,
+)
 from chainstore.state import numpy_adapter
 from chainstore.testing.conformance import (
     AdapterConformance,
@@ -24,6 +37,7 @@ from chainstore.testing.conformance import (
     KeyProviderConformance,
     ObserverConformance,
     RetentionConformance,
+    TriggerConformance,
 )
 from tests.odb.stores import Store
 
@@ -128,6 +142,36 @@ class TestEverything(RetentionConformance):
         return replace(calendar, last=3, every_steps=500, within=timedelta(days=2), best=Best("loss", 2))
 
 
+LAST = Moment(step=1000, time=5000.0, batch=10, epoch=2)
+LATER = Progress(2000, 9000.0, 10, 3, {"loss": 0.5}, LAST, signalled="SIGUSR1", best={"loss:min": 0.6})
+TRIGGERS = [
+    EverySteps(100),
+    EveryBatches(10),
+    EverySeconds(60),
+    EveryEpoch(),
+    OnBest("loss"),
+    OnBest("loss", min_delta=0.01, patience=10),
+    WhenDurable(),
+    Signal(),
+    Adaptive(),
+    Adaptive(Interval(devices=8).snapshotted(0.4, 20.0, ran_s=60)),
+    AnyOf((EverySteps(100), EverySeconds(60), OnBest("loss"), Signal())),
+]
+
+
+@pytest.mark.parametrize("trigger", TRIGGERS, ids=lambda trigger: type(trigger).__name__)
+class TestTriggers(TriggerConformance):
+    @pytest.fixture(autouse=True)
+    def kind(self, trigger: Any) -> None:
+        self.trigger = trigger
+
+    def make(self):
+        return replace(self.trigger)
+
+    def due(self):
+        return LATER
+
+
 class TestNumpy(AdapterConformance):
     def make(self):
         return numpy_adapter.ADAPTER
@@ -189,6 +233,17 @@ class _Forgetful(Retention):
         return {commit.id: () for commit in commits}
 
 
+class _Stubborn:
+    """Due once and never again, and does not say why."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def due(self, progress: Any) -> Any:
+        self.asked, before = True, self.asked
+        return None if before else ""
+
+
 def _tell(suite: object) -> list[str]:
     """Return the tests of a suite that fail; those that need a fixture or Hypothesis are left out."""
     failed = []
@@ -231,6 +286,22 @@ def test_a_policy_that_says_no_reason_is_told():
             return _Forgetful(last=1)
 
     assert _tell(Suite()) == ["test_it_says_why_for_what_it_keeps_and_names_nothing_else"]
+
+
+def test_a_trigger_that_remembers_and_says_no_reason_is_told():
+    class Suite(TriggerConformance):
+        def make(self) -> Any:
+            return _Stubborn()
+
+        def due(self) -> Any:
+            return LATER
+
+    assert _tell(Suite()) == [
+        "test_it_is_due_with_a_reason_when_it_should_be",
+        "test_it_is_not_due_when_it_should_not_be",
+        "test_it_keeps_nothing",
+        "test_it_says_a_reason_or_none_whatever_it_sees",
+    ]
 
 
 def test_the_suites_of_what_needs_no_numpy_load_without_it():

@@ -16,6 +16,7 @@ from chainstore.testing.conformance.databases import DatabaseConformance
 from chainstore.testing.conformance.keys import KeyProviderConformance
 from chainstore.testing.conformance.observers import ObserverConformance
 from chainstore.testing.conformance.retentions import RetentionConformance
+from chainstore.testing.conformance.triggers import TriggerConformance
 
 __all__ = [
     "AdapterConformance",
@@ -24,4 +25,5 @@ __all__ = [
     "KeyProviderConformance",
     "ObserverConformance",
     "RetentionConformance",
+    "TriggerConformance",
 ]
