@@ -36,6 +36,7 @@ from benchmarks.gc import key_of
 from benchmarks.jobs import WrongResult
 from benchmarks.measure import settle_disk
 from benchmarks.workloads import differences
+from chainstore.manager.process import ProcessWriter
 
 MB = 1e6
 WARM = Path("/dev/shm")
@@ -299,9 +300,10 @@ def timed(job: Callable[[], object]) -> float:
 
 
 def writer_of(manager: cs.SnapshotManager) -> int:
-    """Return the process that writes for this one, which has no other children."""
-    (found,) = children(os.getpid())
-    return found
+    """Return the process that writes for this one; others of its children have nothing to do with it."""
+    writer = manager._shipping._writer
+    assert isinstance(writer, ProcessWriter)
+    return writer.pid
 
 
 def children(pid: int) -> list[int]:
