@@ -214,8 +214,11 @@ def test_the_style_of_a_directory_of_snapshots(tmp_path: Path) -> None:
     state = again.load_latest()
     assert state["step"] == 3 and torch.equal(state["weights"], torch.full((3,), 3.0))
     again.close()
-    with pytest.raises(SnapshotNotFound):
-        SnapshotManager(snapshot_dir=str(tmp_path / "others"), mode="thread").load_latest()
+    with (
+        SnapshotManager(snapshot_dir=str(tmp_path / "others"), mode="thread") as other,
+        pytest.raises(SnapshotNotFound),
+    ):
+        other.load_latest()
 
 
 def test_the_style_of_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
