@@ -199,7 +199,8 @@ def test_a_kill_at_any_call_loses_nothing_that_was_acknowledged(stage: Stage, gr
 @needs_strace
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 def test_a_call_that_fails_is_told_and_loses_nothing(stage: Stage, ground: Path, error: str) -> None:
-    assert fail(stage, ground, error, SOME)[STORAGE] > SOME // 3
+    # the rest are calls that may fail unseen: notes for people, and what is done over
+    assert fail(stage, ground, error, SOME)[STORAGE] >= SOME // 3
 
 
 @needs_strace
