@@ -199,7 +199,7 @@ def test_a_kill_at_any_call_loses_nothing_that_was_acknowledged(stage: Stage, gr
 @needs_strace
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 def test_a_call_that_fails_is_told_and_loses_nothing(stage: Stage, ground: Path, error: str) -> None:
-    # not all of them: notes for people may fail unseen, and some calls are done over; which these are, the kernel decides
+    # not all of them: notes for people may fail unseen, and some calls are done over
     assert fail(stage, ground, error, SOME)[STORAGE] >= SOME // 5
 
 
