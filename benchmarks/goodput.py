@@ -5,10 +5,12 @@
 A small GPT is trained with AdamW.  Training goes in blocks of `--steps` steps: in a block one contender makes a
 snapshot after the first step, and what it does in the background is over before the block is (what is not is waited
 for, as part of the block).  Before and after each of these blocks stands one without snapshots, so that a machine that
-slows down slows both down: a contender's loss of throughput is 1 - (seconds of a block without) / (seconds of a block
-with), over all its blocks, each next to the mean of its two neighbours.  The order within a round is drawn anew each
-time, from a seed.  The interval of 95 % is a bootstrap over blocks.  A control that makes no snapshots shows how
-exactly that measures.  Time in which other programs had training's core is left out where it is known: pinned.
+slows down slows both down: what a block takes longer than the mean of its two neighbours is a pair's difference, and a
+contender's loss of throughput is the mean of these, as a share of a block.  On a machine that others use as well a few
+blocks are disturbed, whoever's turn it is, so the tenth of the differences at either end is left out, of every
+contender alike; the mean of all of them stands beside it.  The order within a round is drawn anew each time, from a
+seed.  The interval of 95 % is a bootstrap over blocks.  A control that makes no snapshots shows how exactly that
+measures.  Time in which other programs had training's core is left out where it is known: pinned.
 
 Settings:
 
@@ -307,12 +309,24 @@ class Record:
 
     def loss(self, seed: int) -> tuple[float, float, float]:
         """Return the loss of throughput, and its interval of 95 %, as shares."""
-        with_ = np.array([block.total for block in self.blocks])
-        without = np.array(self.without)
-        picks = np.random.default_rng(seed).integers(0, len(with_), (RESAMPLES, len(with_)))
-        drawn = 1 - without[picks].sum(axis=1) / with_[picks].sum(axis=1)
-        low, high = np.percentile(drawn, [2.5, 97.5])
-        return float(1 - without.sum() / with_.sum()), float(low), float(high)
+        longer = np.array([block.total for block in self.blocks]) - self.without
+        picks = np.random.default_rng(seed).integers(0, len(longer), (RESAMPLES, len(longer)))
+        low, high = np.percentile(trimmed(longer[picks]), [2.5, 97.5])
+        return tuple(self._share(float(extra)) for extra in (trimmed(longer), low, high))  # type: ignore[return-value]
+
+    def mean_loss(self) -> float:
+        """Return the loss with all blocks, disturbed or not, as a share."""
+        return self._share(statistics.mean(block.total for block in self.blocks) - statistics.mean(self.without))
+
+    def _share(self, extra: float) -> float:
+        return extra / (statistics.median(self.without) + extra)
+
+
+def trimmed(values: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """Return the mean along the last axis without the tenth at either end."""
+    count = values.shape[-1]
+    out = count // 10
+    return np.asarray(np.sort(values, axis=-1)[..., out : count - out].mean(axis=-1))
 
 
 def run_block(training: Training, contender: Contender, cores: Cores, steps: int) -> Block:
@@ -388,7 +402,8 @@ def rows(setting: str, records: dict[str, Record], seed: int) -> Iterator[str]:
         )
         late = sum(block.late > LATE_SECONDS for block in record.blocks)
         interval = f"{low * 100:+.2f} to {high * 100:+.2f}"
-        found = f"{loss * 100:+.2f} % | {interval} | {call:.1f} ms | {(slower - 1) * 100:+.1f} % | {late}"
+        lost = f"{loss * 100:+.2f} % | {interval} | {record.mean_loss() * 100:+.2f} %"
+        found = f"{lost} | {call:.1f} ms | {(slower - 1) * 100:+.1f} % | {late}"
         yield f"| {setting} | {name} | {found} of {len(record.blocks)} |"
     dcp = {name: losses[name][0] for name in losses if name.startswith("DCP")}
     if dcp and ChainProcess.name in losses:
@@ -438,8 +453,8 @@ def run_setting(options: argparse.Namespace, setting: str, folder: Path) -> None
         f"every {steps} steps ({block:.1f} s), {rounds} rounds, seed {options.seed}, "
         f"{torch.get_num_threads()} threads of torch, load average {os.getloadavg()[0]:.1f}, {foreign:.0%} of the "
         "time left out because other programs had the core\n\n"
-        "| setting | snapshots | loss of throughput | 95 % interval | the call | other steps | late |\n"
-        "|---|---|---|---|---|---|---|"
+        "| setting | snapshots | loss of throughput | 95 % interval | all blocks | the call | other steps | late |\n"
+        "|---|---|---|---|---|---|---|---|"
     )
     for row in rows(setting, records, options.seed):
         print(row, flush=True)

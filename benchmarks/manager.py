@@ -26,8 +26,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 
 import chainstore as cs
@@ -37,6 +38,7 @@ from benchmarks.jobs import WrongResult
 from benchmarks.measure import settle_disk
 from benchmarks.workloads import differences
 from chainstore.manager.process import ProcessWriter
+from chainstore.manager.shipping import Shipping
 
 MB = 1e6
 WARM = Path("/dev/shm")
@@ -63,6 +65,8 @@ class Sizes:
     calls: int = 200_000
     commits: int = 1000
 
+
+_LOOKS = 50  # at memory
 
 QUICK = Sizes(stall_mb=6, stall_turns=2, durable_mb=6, durable_turns=2, width=256, calls=2000, commits=40)
 
@@ -203,30 +207,39 @@ def idle(folder: Path, sizes: Sizes) -> Iterator[Line]:
 
 
 def memory(folder: Path, sizes: Sizes) -> Iterator[Line]:
-    """Look at resident memory at each quarter of many commits, after some that are not counted.
+    """Look at resident memory a few dozen times over many commits, after as many that are not counted.
 
-    Memory of its own is what a process allocated.  Pages of mapped files (its libraries, and the repository's index,
-    which grows with every commit) are the page cache's: counted as resident while nobody else needs the memory.
+    What threads hold at the moment comes and goes, so the drift is that of a line through all looks.  Memory of its own
+    is what a process allocated.  Pages of mapped files (its libraries, and the repository's index, which grows with
+    every commit) are the page cache's: counted as resident while nobody else needs the memory.
     """
     training = Training(8, 128)
     with managed(folder, "process", interval=1, when_full="wait") as manager:
-        marks: dict[str, list[Resident]] = {"trainer": [], "writer process": []}
-        first, every = sizes.commits // 2, sizes.commits // 4
-        for step in range(1, first + sizes.commits + 1):
+        looks: dict[str, list[Resident]] = {"trainer": [], "writer process": []}
+        every = max(1, sizes.commits // _LOOKS)
+        for step in range(1, 2 * sizes.commits + 1):
             training.step()
             assert manager.step(step, training.model, training.optimizer, metrics={"loss": 1 / step})
-            if step >= first and (step - first) % every == 0:
+            if step > sizes.commits and step % every == 0:
                 manager.wait()
-                marks["trainer"].append(resident(os.getpid()))
-                marks["writer process"].append(resident(writer_of(manager)))
+                looks["trainer"].append(resident(os.getpid()))
+                looks["writer process"].append(resident(writer_of(manager)))
         check("the manager", training, manager.repo.checkout(manager.branch))
-        assert sum(1 for _ in manager.repo.log()) == first + sizes.commits
-    for who, seen in marks.items():
-        start, end = seen[0], seen[-1]
-        shown = ", ".join(f"{each.own_mb:.1f}" for each in seen)
-        yield f"{who}: its own", f"{(end.own_mb / start.own_mb - 1) * 100:+.2f} % over {sizes.commits:,}: {shown} MiB"
-        yield f"{who}: mapped files", f"{start.files_mb:.1f} -> {end.files_mb:.1f} MiB"
-        yield f"{who}: descriptors", f"{start.descriptors} -> {end.descriptors}"
+        assert sum(1 for _ in manager.repo.log()) == 2 * sizes.commits
+    everybody = np.zeros(1)
+    for who, seen in looks.items():
+        own = np.array([look.own_mb for look in seen])
+        everybody = everybody + own
+        yield f"{who}: its own", _drift(own, sizes)
+        yield f"{who}: mapped files", f"{seen[0].files_mb:.1f} -> {seen[-1].files_mb:.1f} MiB"
+        yield f"{who}: descriptors", f"{seen[0].descriptors} -> {seen[-1].descriptors}"
+    yield "both together", _drift(everybody, sizes)
+
+
+def _drift(looks: "np.ndarray[Any, Any]", sizes: Sizes) -> str:
+    slope, _ = np.polyfit(np.arange(len(looks)), looks, 1)
+    drift = slope * (len(looks) - 1) / looks.mean()
+    return f"{drift * 100:+.2f} % over {sizes.commits:,}: {looks.min():.1f} to {looks.max():.1f} MiB"
 
 
 def durable(folder: Path, sizes: Sizes) -> Iterator[Line]:
@@ -301,7 +314,7 @@ def timed(job: Callable[[], object]) -> float:
 
 def writer_of(manager: cs.SnapshotManager) -> int:
     """Return the process that writes for this one; others of its children have nothing to do with it."""
-    writer = manager._shipping._writer
+    writer = cast(Shipping, manager._shipping)._writer
     assert isinstance(writer, ProcessWriter)
     return writer.pid
 

@@ -7,8 +7,9 @@ where one is to be found: a `KeySource`.
     (268435456, 5400.0)
 
 Environment: NO_COLOR, CHAIN_REPO, CHAIN_HOME, CHAIN_CONFIG_DIR, CHAIN_CACHE_DIR, CHAIN_KEY_FILE, CHAIN_KEY_COMMAND,
-CHAIN_PASSPHRASE, CHAIN_INDEX_DIR, SLURM_TMPDIR, TMPDIR, CHAIN_CODEC, CHAIN_THREADS and CHAIN_MAX_MEMORY; an empty
-variable counts as unset.  The user's settings are `config.toml` in the configuration directory.
+CHAIN_PASSPHRASE, CHAIN_INDEX_DIR, SLURM_TMPDIR, TMPDIR, CHAIN_CODEC, CHAIN_THREADS, CHAIN_MAX_MEMORY and
+CHAIN_GIT_DIFF; an empty variable counts as unset.  The user's settings are `config.toml` in the configuration
+directory.
 """
 
 import getpass
@@ -145,13 +146,19 @@ def helper_environment(import_from: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(import_from), _variable("PYTHONPATH")]))}
 
 
+def processes_of_torchrun() -> int:
+    """Return how many processes torchrun started together with this one; 1 where it did not start it."""
+    size = _variable("WORLD_SIZE") if _variable("TORCHELASTIC_RUN_ID") else None
+    return int(size) if size is not None and size.isdecimal() else 1
+
+
 def repo_from_environment() -> str | None:
     """Return the path or URL in CHAIN_REPO."""
     return _variable("CHAIN_REPO")
 
 
 def setting_from_environment(name: str) -> str | None:
-    """Return what CHAIN_CODEC, CHAIN_THREADS or CHAIN_MAX_MEMORY says of a setting."""
+    """Return what CHAIN_CODEC, CHAIN_THREADS, CHAIN_MAX_MEMORY or CHAIN_GIT_DIFF says of a setting."""
     return _variable(f"CHAIN_{name.upper()}")
 
 

@@ -377,21 +377,24 @@ class StoreFull(StorageError):
 
 
 class MemoryShort(StorageError):
-    """There is less memory than a copy of the state takes; nothing was captured, and training can go on.
+    """There is less memory than a copy of the state takes; nothing was captured.
+
+    A manager does without a copy then: it commits the live state, and training waits until that is durable.
 
     Attributes:
-        needed, left: bytes.
+        needed, left: bytes; what has to be left to others does not count.
     """
 
     code = "memory-short"
     hint = (
         "raise the memory limit of the job, or have less in the state; with max_pending=1 one copy is enough, and "
-        "repo.commit(state) needs none (a state is captured whole: streaming it in slices is not built yet)"
+        "without one a manager stores the state while training waits"
     )
 
     def __init__(self, needed: int, left: int) -> None:
         self.needed, self.left = needed, left
-        super().__init__(f"a capture takes {needed / 1e6:,.0f} MB of memory and {left / 1e6:,.0f} MB are left")
+        rest = f"{left / 1e6:,.0f} MB are left" if left < needed else "the system refuses that"
+        super().__init__(f"a capture takes {needed / 1e6:,.0f} MB of memory and {rest}")
 
 
 class SnapshotFailed(StorageError):

@@ -77,6 +77,11 @@ class Hasher:
         return ObjectId(blake3(prefix, key=self._key).update(plain).digest())
 
 
+def content_hash(data: bytes | memoryview) -> str:
+    """Return the BLAKE3 of bytes as `b3sum` prints it, to tell people what they should get back; no id of ours."""
+    return blake3(data).hexdigest()
+
+
 def fingerprint(context: str, *parts: bytes | memoryview, key: bytes | None = None) -> bytes:
     """Return a 32-byte BLAKE3 of length-prefixed `parts`, for uses other than object ids.
 

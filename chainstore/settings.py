@@ -1,9 +1,9 @@
 """Settings: how a repository is used, and who said so.
 
 In this order, and the first that says something decides: the argument of a call, or a flag; the environment
-(CHAIN_CODEC, CHAIN_THREADS, CHAIN_MAX_MEMORY); the repository's own settings, which travel with it; the user's
-settings; the default.  What a repository forgets, and when its runs take snapshots, only the repository itself may
-say: a policy in somebody's environment must not drop the snapshots of others.
+(CHAIN_CODEC, CHAIN_THREADS, CHAIN_MAX_MEMORY, CHAIN_GIT_DIFF); the repository's own settings, which travel with it;
+the user's settings; the default.  What a repository forgets, and when its runs take snapshots, only the repository
+itself may say: a policy in somebody's environment must not drop the snapshots of others.
 
     >>> resolve("threads", 3, {}).value, resolve("codec", None, {"codec": "small"}).origin
     (3, 'the repository')
@@ -77,6 +77,15 @@ def parse_memory(value: object) -> int:
     return nbytes
 
 
+def parse_yes(value: object) -> str:
+    """Return "yes" or "no"; ConfigError if it means neither."""
+    text = str(value).lower()
+    for answer, words in (("yes", ("yes", "true", "on", "1")), ("no", ("no", "false", "off", "0"))):
+        if text in words:
+            return answer
+    raise ConfigError(f"choose yes or no, not {value!r}")
+
+
 def parse_policy(value: object) -> str:
     """Return a retention policy in its one written form; ConfigError if it is none."""
     try:
@@ -98,6 +107,7 @@ KNOWN: Mapping[str, Setting] = {
     "threads": Setting("workers of commit and checkout", parse_threads, lambda: min(os.cpu_count() or 1, 8)),
     "max_memory": Setting("bytes that commit and checkout may hold at once", parse_memory, lambda: 256 << 20),
     "retention": Setting("which snapshots forget and gc keep", parse_policy, lambda: "", own=True),
+    "git_diff": Setting("whether managers store the diff of git's work tree: yes, no", parse_yes, lambda: "yes"),
     "interval": Setting("when a manager takes snapshots", parse_when, lambda: "", own=True),
 }
 

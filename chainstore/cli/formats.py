@@ -14,6 +14,7 @@ from chainstore.cli.records import plain_json
 from chainstore.cli.wording import count
 from chainstore.errors import PathNotFound
 from chainstore.lazy import Snapshot
+from chainstore.manager.worktree import GIT_DIFF
 from chainstore.model.paths import Path as Keys
 from chainstore.model.paths import compile_glob, format_path, parse_path
 
@@ -155,9 +156,16 @@ def _plan_hf(app: App, chosen: _Selected, _: str) -> Iterator[Part]:
 
 
 def _wanted_files(chosen: _Selected) -> list[str]:
-    """Return the committed files: with --select for tensors they come along, with --exclude they can be left out."""
+    """Return the committed files: with --select for tensors they come along, with --exclude they can be left out.
+
+    Such folders are made to be published, and what was not even committed is not meant for that.
+    """
     unwanted = [compile_glob(glob) for glob in chosen.choice.exclude]
-    return [name for name in chosen.snapshot.files if not any(match(tuple(name.split("/"))) for match in unwanted)]
+    files = [name for name in chosen.snapshot.files if not any(match(tuple(name.split("/"))) for match in unwanted)]
+    if GIT_DIFF in files:
+        files.remove(GIT_DIFF)
+        chosen.say(f"{GIT_DIFF} left out; `chain cat` prints it, and --format dir writes it")
+    return files
 
 
 def _roles(snapshot: Snapshot) -> list[str]:

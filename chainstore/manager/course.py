@@ -3,20 +3,22 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, SupportsFloat, cast
 
+from chainstore.errors import ChainError
 from chainstore.manager.gathering import describe_run, differences
 from chainstore.manager.learning import Learner
 from chainstore.manager.resuming import INDEX_STYLE, restart_branch, tell
 from chainstore.manager.shipping import Shipping
+from chainstore.manager.worktree import WorkTree, look
 from chainstore.model.commit import Commit
 from chainstore.observe import Observer
 from chainstore.policies.progress import Moment, Progress, Trigger
 from chainstore.policies.triggers import bests_after
-from chainstore.repository import Repository
+from chainstore.repository import FileContent, Repository
+from chainstore.settings import resolve
 
-_DESCRIBE_SECONDS = 2.0  # that the first snapshot waits for git
+_DESCRIBE_SECONDS = 2.0  # that snapshots wait for git, counted from the start of the run
 
 
 class Course:
@@ -24,6 +26,7 @@ class Course:
 
     Args:
         learner: is told how long steps take, and teaches adaptive rules.
+        describes: whether this run says in commits what code, arguments and versions it has.
         clock: seconds, ever growing.
 
     Attributes:
@@ -37,6 +40,8 @@ class Course:
         observer: Observer,
         learner: Learner,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        describes: bool = True,
     ) -> None:
         self._repo, self._observer, self._clock = repo, observer, clock
         self._learner, self.trigger = learner, learner.rule(trigger)
@@ -50,9 +55,14 @@ class Course:
         self._counting: str | None = None
         self._began: int | None = None  # the first step that was heard of
         self._now = Progress(0, 0.0)
-        self._run: dict[str, Any] = {}
+        self._run: Mapping[str, Any] = {}
+        self._tree = WorkTree()
+        self._told = self._tree  # by the last `meta`
+        self._no_diff = _why_no_diff(repo)
+        self._describe_by = time.monotonic() + _DESCRIBE_SECONDS
         self._describing = threading.Thread(target=self._describe, name="chainstore-describe", daemon=True)
-        self._describing.start()
+        if describes:
+            self._describing.start()
 
     def stand_on(self, branch: str) -> None:
         """Look where a branch is that the run will add to."""
@@ -131,11 +141,29 @@ class Course:
 
     def meta(self, why: str) -> dict[str, object]:
         """Return what a commit says beside its step and metrics."""
-        return {"why": why, "counting": self._counting or "completed", "run": self._described()}
+        run = self._described()
+        return {"why": why, "counting": self._counting or "completed", "run": run}
+
+    def files(self) -> Mapping[str, FileContent]:
+        """Return what goes beside the state with a commit that says what `meta` returned last."""
+        return self._told.files
 
     def _described(self) -> dict[str, Any]:
-        self._describing.join(_DESCRIBE_SECONDS)
-        return self._run
+        if not self._describing.ident:
+            return {}
+        self._describing.join(max(0.0, self._describe_by - time.monotonic()))
+        self._told = self._tree
+        return {**self._run, **({"git": self._told.told} if self._told.told else {})}
 
     def _describe(self) -> None:
-        self._run = describe_run(Path.cwd())
+        self._run = describe_run()
+        self._tree = look(".", no_diff=self._no_diff)
+
+
+def _why_no_diff(repo: Repository) -> str:
+    """Return why the difference of the work tree is not stored, "" where it is."""
+    try:
+        found = resolve("git_diff", None, repo.settings())
+    except ChainError as error:  # then nobody knows whether it may be
+        return f"the settings cannot be read: {error}"
+    return "" if found.value == "yes" else f"git_diff is no ({found.origin})"

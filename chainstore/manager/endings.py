@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 import torch
 
-from chainstore.errors import StorageError
+from chainstore.errors import RankFailure, StorageError
 from chainstore.metrics.snapshots import CAUSES
 from chainstore.repository import how_ended
 
 WELL = "well"
 PREEMPTED = "by preemption, all saved"
 STUCK = "by preemption"
+_GLOO = "gloo/transport/"  # in what gloo raises, of no class of its own, where another rank is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ def cause_of(error: BaseException) -> str:
         return "device-out-of-memory"
     if isinstance(error, MemoryError):
         return "host-out-of-memory"
+    if isinstance(error, RankFailure | torch.distributed.DistError) or _GLOO in str(error):
+        return "peer-lost"
     if isinstance(error, StorageError | OSError):
         return "storage"
     return "user-bug"

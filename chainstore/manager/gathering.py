@@ -1,24 +1,27 @@
 """Gathering: what a snapshot of a training run holds, and what is said about the run in its commits."""
 
 import platform
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from chainstore.errors import InvalidInput
 from chainstore.live import capture as gather_objects
+from chainstore.manager.stepping import StepHooks
 
-_GIT_SECONDS = 5.0
 _LIBRARIES = ("torch", "numpy", "chainstore", "transformers", "accelerate", "lightning")
 
 
 class Tracked:
-    """The objects of a run that every snapshot holds, whether a call names them or not."""
+    """The objects of a run that every snapshot holds, whether a call names them or not.
 
-    def __init__(self) -> None:
+    Args:
+        hooks: what optimizers among these, and among those that a call names, get.
+    """
+
+    def __init__(self, hooks: StepHooks) -> None:
         self._named: dict[str, Any] = {}
+        self._hooks = hooks
 
     def add(self, named: Mapping[str, Any]) -> None:
         """Track objects under names.
@@ -33,6 +36,7 @@ class Tracked:
                     hint="give plain values to a call: manager.step(step, extra={...})",
                 )
         self._named |= named
+        self._hooks.see(named.values())
 
     def name_for(self, kind: str, name: str | None = None) -> str:
         """Return a name for one more object: the one that is asked for, or the kind, with a number from the second on.
@@ -50,9 +54,11 @@ class Tracked:
     def clear(self) -> None:
         """Let the objects go, so that the workers of a loader end with the last reference of whoever made it."""
         self._named.clear()
+        self._hooks.remove()
 
     def with_call(self, objects: Sequence[Any], named: Mapping[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
         """Return the objects of a call together with the tracked ones that it does not name itself."""
+        self._hooks.see((*objects, *named.values()))
         return objects, {**{name: thing for name, thing in self._named.items() if thing not in objects}, **named}
 
 
@@ -62,11 +68,25 @@ def gather(objects: Sequence[Any], named: Mapping[str, Any], *, step: int, epoch
     return {**state, "progress": {"step": step, "epoch": epoch}}
 
 
-def describe_run(folder: Path) -> dict[str, Any]:
-    """Return what is worth knowing of a run later: revision of the code, arguments, versions, devices.
+def numbers(metrics: Mapping[str, object] | None) -> dict[str, float]:
+    """Return metrics as floats: numbers, 0-dim tensors, NumPy scalars.
 
-    Cost: two calls of git, at most some seconds in all; do it aside.
+    Raises:
+        InvalidInput: one is none of these.
     """
+    found = {}
+    for name, value in (metrics or {}).items():
+        try:
+            if isinstance(value, str | bytes):
+                raise TypeError("text")
+            found[name] = float(value.detach() if hasattr(value, "detach") else value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidInput(f"metric {name!r} must be one number, not {type(value).__name__} ({error})") from error
+    return found
+
+
+def describe_run() -> dict[str, Any]:
+    """Return what is worth knowing of a run later, but for its code (`worktree`): arguments, versions, devices."""
     loaded = {name: sys.modules[name] for name in _LIBRARIES if name in sys.modules}
     told: dict[str, Any] = {
         "argv": sys.argv,
@@ -74,7 +94,6 @@ def describe_run(folder: Path) -> dict[str, Any]:
             "python": platform.python_version(),
             **{name: str(getattr(module, "__version__", "?")) for name, module in loaded.items()},
         },
-        "git": _git(folder),
         "devices": _devices(),
     }
     return {key: value for key, value in told.items() if value}
@@ -87,32 +106,20 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     for name in sorted(old.keys() & new.keys()):
         if old[name] != new[name]:
             found.append(f"{name} was {old[name]} and is {new[name]}")
-    for what, name in (("devices", "devices"), ("world_size", "world size")):
-        if what in before and before[what] != now.get(what):
-            found.append(f"{name} were {before[what]} and are {now.get(what)}")
+    if "devices" in before and before["devices"] != now.get("devices"):
+        found.append(f"devices were {before['devices']} and are {now.get('devices')}")
+    code, code_now = before.get("git", {}), now.get("git", {})
+    was, is_ = code.get("revision"), code_now.get("revision")
+    if was and is_ and was != is_:
+        found.append(f"the code was at {was[:12]} and is at {is_[:12]}")
+    elif was and is_ and _edits(code) != _edits(code_now):
+        found.append("what is not committed of the code was something else")
     return found
 
 
-def _git(folder: Path) -> dict[str, Any]:
-    revision = _run_git(folder, "rev-parse", "HEAD")
-    if revision is None:
-        return {}
-    changed = _run_git(folder, "status", "--porcelain", "--untracked-files=no")
-    return {"revision": revision, "dirty": None if changed is None else bool(changed)}
-
-
-def _run_git(folder: Path, *words: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", *words],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+def _edits(code: Mapping[str, Any]) -> object:
+    """Return what tells the edits of a work tree from others."""
+    return code.get("dirty"), dict(code.get("diff") or {}).get("blake3")
 
 
 def _devices() -> list[str]:

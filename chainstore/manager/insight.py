@@ -5,6 +5,7 @@ from pathlib import Path
 from chainstore.manager.course import Course
 from chainstore.manager.endings import PREEMPTED, STUCK, ending_of, words_again
 from chainstore.manager.exposition import Port, Textfile
+from chainstore.manager.following import Following
 from chainstore.manager.learning import Learner
 from chainstore.manager.options import DEFAULT_INTERVAL
 from chainstore.manager.policy import PolicyWatch, Use
@@ -37,9 +38,13 @@ class Insight:
         self._file: Textfile | None = None
         self._port: Port | None = None
 
-    def tie(self, course: Course, shipping: Shipping, *, interval_given: bool, retention_given: bool) -> None:
+    def tie(
+        self, course: Course, shipping: Shipping | Following, *, interval_given: bool, retention_given: bool
+    ) -> None:
         """Tie it to the parts of a manager, and take up what the repository says where the script says nothing."""
         self._course, self._shipping = course, shipping
+        if isinstance(shipping, Shipping):
+            shipping.beside.add(course.files)
         uses: dict[str, Use] = {}
         if not interval_given:
             uses["interval"] = lambda text: course.follow(parse_interval(text or DEFAULT_INTERVAL))
@@ -83,9 +88,10 @@ class Insight:
         self._shipping.say_ended(self._last_words)
 
     def goes_on(self) -> None:
-        """Take it back: the signal did not end the run."""
-        self._last_words = ""
-        self._shipping.say_ended("")
+        """Take it back, if anything was said: the signal did not end the run."""
+        if self._last_words:
+            self._last_words = ""
+            self._shipping.say_ended("")
 
     def flush_late(self, seconds: float) -> None:
         """Make durable what was captured before a signal whose step did not come."""

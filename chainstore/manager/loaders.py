@@ -26,6 +26,7 @@ from chainstore.manager.draws import Draws, copied, with_tensors, without_tensor
 from chainstore.manager.feeding import Indices, Pass, Starting, Telling
 
 _STATEFUL = "torchdata.stateful_dataloader.StatefulDataLoader keeps its place and is taken as it is"
+_EPOCH = "sampler_epoch"
 _KEYS = {"epoch", "batch", "batches", "workers", "ahead", "seed", "made", "start", "now", "rounds"}
 
 
@@ -50,22 +51,37 @@ def make_loader(loader: Any) -> tuple[Any, Any]:
     return ours, ours
 
 
+def is_place(thing: object) -> bool:
+    """Return whether an object says where in the data a process is: each rank has its own place."""
+    return isinstance(thing, Loader | StatefulLoader | DataLoader)
+
+
 class StatefulLoader:
     """What is tracked of a loader that keeps its place itself.
 
     Such a loader draws a seed from torch's generator when it starts to iterate.  In a run that was not stopped that
-    was long before; so it starts while the snapshot is loaded, before the generators are put back.
+    was long before; so it starts while the snapshot is loaded, before the generators are put back.  The epoch of a
+    distributed sampler, which no state of torchdata holds, has to be known by then: the order of the data hangs on it.
     """
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
+        self._sampler: Any = getattr(loader, "sampler", None)
 
     def state_dict(self) -> Any:
-        return self._loader.state_dict()
+        state, epoch = self._loader.state_dict(), getattr(self._sampler, "epoch", None)
+        return {**state, _EPOCH: epoch} if self._has_epochs and isinstance(state, dict) else state
 
     def load_state_dict(self, state: Any) -> None:
+        if self._has_epochs and isinstance(state, dict) and _EPOCH in state:
+            state = dict(state)
+            self._sampler.set_epoch(state.pop(_EPOCH))
         self._loader.load_state_dict(state)
         self._loader.state_dict()
+
+    @property
+    def _has_epochs(self) -> bool:
+        return callable(getattr(self._sampler, "set_epoch", None)) and type(getattr(self._sampler, "epoch", 0)) is int
 
 
 class Loader:

@@ -5,17 +5,18 @@ import os
 import threading
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from chainstore import config
 from chainstore.crypto.keys import KeyProvider
-from chainstore.errors import InvalidInput, SnapshotNotFound
+from chainstore.errors import InvalidInput, RankFailure, SnapshotNotFound
 from chainstore.manager.course import Course
 from chainstore.manager.endings import words_at_exit, words_for
 from chainstore.manager.exposition import check_file, check_port
+from chainstore.manager.following import Following
 from chainstore.manager.gathering import Tracked, gather
 from chainstore.manager.insight import Insight
 from chainstore.manager.interrupts import Interrupts
@@ -32,9 +33,13 @@ from chainstore.manager.options import (
     make_trigger,
     where_to,
 )
+from chainstore.manager.ranks import Group, find_ranks
 from chainstore.manager.resuming import load_newest, newest_that_reads, next_step
+from chainstore.manager.saving import Call, Saver
 from chainstore.manager.shipping import Shipping
+from chainstore.manager.stepping import StepHooks
 from chainstore.manager.telemetry import ManagerStats
+from chainstore.manager.together import Together
 from chainstore.observe import Observer, silent
 from chainstore.policies.progress import Trigger
 from chainstore.policies.retention import Retention
@@ -62,10 +67,15 @@ class SnapshotManager:
         max_pending: captures that may wait to become durable; each takes memory for the whole state.
         when_full: "skip" a snapshot that is due then (it is counted), "wait", or "raise".
         on_error: "warn" and go on, or "raise" at the next step.
-        track_files: files to store beside the state.
+        track_files: files to store beside the state, as they are when it is captured; of more than 1 MiB, when it
+            becomes durable.
         frozen: globs of paths whose arrays never change: they are captured once.
         metrics_file: where to keep metrics as text, for node_exporter: `.../chainstore.prom`.
         metrics_port: where to serve them, on 127.0.0.1 only; 0 takes a port that is free.
+        process_group: of torch.distributed, whose ranks train one model with DistributedDataParallel: rank 0 writes,
+            all load, and every rank has its own random numbers and place in the data.  By default all ranks, where
+            torch.distributed is initialized; False where each process trains on its own.  Every rank makes a manager,
+            and calls `step`, `save`, `resume` and `load_latest` for the same steps.
         observer: called with notices.
 
     What neither `interval` nor `triggers`, neither `max_snapshots` nor `retention` says, the repository's settings
@@ -73,6 +83,7 @@ class SnapshotManager:
 
     Raises:
         InvalidInput: an argument makes no sense.  Locked: another manager has the branch; says who.
+        RankFailure: rank 0 could not begin; or, later, another rank failed or does not answer.
 
     Attributes:
         branch: the branch that snapshots go to.
@@ -100,6 +111,7 @@ class SnapshotManager:
         frozen: Iterable[str] = (),
         metrics_file: str | os.PathLike[str] | None = None,
         metrics_port: int | None = None,
+        process_group: Group | Literal[False] | None = None,
         observer: Observer = silent,
         **older: Any,
     ) -> None:
@@ -115,41 +127,63 @@ class SnapshotManager:
         files, grace_seconds = files_by_name(track_files), config.parse_duration(grace)
         self._interrupts = Interrupts(on_signal, grace_seconds, lambda seconds: self._insight.flush_late(seconds))
         where = where_to(repo, older)
-        self._owns = not isinstance(where.repo, Repository)
-        self._repo = (
-            where.repo if isinstance(where.repo, Repository) else _open(where.repo, where.encrypt, key, observer)
-        )
+        ranks = find_ranks(process_group)
+        self._together = Together(ranks, never, observer) if ranks is not None else None
         self._pid, self._closed = os.getpid(), False
         self._lock = threading.RLock()
-        self._tracked = Tracked()
+        self._tracked = Tracked(StepHooks(self._lock))
         self._went_on = False
-        try:
-            name = branch or self._repo.branch_name or "main"
-            self._insight = Insight(self._repo, name, pending, observer)
-            self._shipping = Shipping(
-                self._repo,
-                name,
-                mode=mode,
-                codec=codec,
-                max_pending=pending,
-                frozen=never,
-                retention=kept,
-                files=files,
-                when_full=when_full,
-                on_error=on_error,
-                observer=observer,
-                wait_seconds=_WAIT_SECONDS,
-                telemetry=self._insight.telemetry,
-                landed=self._insight.landed,
+        self._owns = not isinstance(where.repo, Repository)
+
+        with nullcontext() if self._together is None else self._together.begin():
+            self._repo = (
+                where.repo
+                if isinstance(where.repo, Repository)
+                else _open(where.repo, where.encrypt, key, observer, self._leads)
             )
-        except BaseException:
-            self._close_repository()
-            raise
-        self._course = Course(self._repo, trigger, observer, self._insight.learner)
+            try:
+                name = branch or self._repo.branch_name or "main"
+                self._insight = Insight(self._repo, name, pending, observer)
+                self._shipping = (
+                    Shipping(
+                        self._repo,
+                        name,
+                        mode=mode,
+                        codec=codec,
+                        max_pending=pending,
+                        frozen=never,
+                        retention=kept,
+                        files=files,
+                        when_full=when_full,
+                        on_error=on_error,
+                        observer=observer,
+                        wait_seconds=_WAIT_SECONDS,
+                        telemetry=self._insight.telemetry,
+                        landed=self._insight.landed,
+                        checksums=None if self._together is None else self._together.stored,
+                    )
+                    if self._leads
+                    else Following(name, observer)
+                )
+            except BaseException:
+                self._close_repository()
+                raise
+        self._course = Course(self._repo, trigger, observer, self._insight.learner, describes=self._leads)
         self._course.stand_on(self.branch)
         given = interval is not None or triggers is not None
         self._insight.tie(self._course, self._shipping, interval_given=given, retention_given=kept is not None)
-        self._insight.expose(shown, port)
+        if self._leads:
+            self._insight.expose(shown, port)
+        self._saver = Saver(
+            self._course,
+            self._shipping,
+            self._insight,
+            self._interrupts,
+            self._tracked,
+            self._together,
+            self._lock,
+            _WAIT_SECONDS,
+        )
         self._interrupts.install()
         atexit.register(self._at_exit)
 
@@ -182,7 +216,7 @@ class SnapshotManager:
     @property
     def preempted(self) -> bool:
         """Whether a signal announced the end; the next step makes a snapshot and passes the signal on."""
-        return bool(self._interrupts.signalled)
+        return bool(self._interrupts.signalled) if self._together is None else self._together.signalled
 
     @property
     def metrics_port(self) -> int | None:
@@ -235,6 +269,8 @@ class SnapshotManager:
         """Return a lock that is held while a snapshot is captured.
 
         Hold it where another thread than the one that calls `step` changes the model: `with manager.lock(): ...`.
+        Optimizers that are tracked or were given to `step`, `save` or `resume` wait for it by themselves before each of
+        their steps; but a step that runs already does not end by that before a capture begins, only by this lock.
         """
         return self._lock
 
@@ -262,14 +298,16 @@ class SnapshotManager:
 
         Cost: less than 5 microseconds when nothing is due.
         """
+        if self._together is not None:
+            return self._saver.step_together(self._together, Call(step, objects, named, epoch, batch, metrics))
         self._shipping.look()
         if self._interrupts.signalled:
-            return self._last_step(step, objects, epoch, metrics, named)
+            return self._saver.last_step(Call(step, objects, named, epoch, batch, metrics))
         self._insight.policy.look()
         reason = self._course.due(step, batch, epoch, metrics, self._shipping.pending)
         if reason is None:
             return False
-        return self._snapshot(step, objects, epoch, metrics, named, reason)
+        return self._saver.snapshot(Call(step, objects, named, epoch, batch, metrics), reason)
 
     def save(
         self,
@@ -285,64 +323,15 @@ class SnapshotManager:
             state_or_step: a dict, whose "step", if it is a number, counts; or completed optimizer steps.
             objects, epoch, metrics, named: as for `step`.
         """
-        self._shipping.look()
+        with self._rank_0_first():
+            self._shipping.look()
         if isinstance(state_or_step, Mapping):
             if objects or named:
                 raise InvalidInput("save takes a state, or a step and objects; not both")
             state = dict(state_or_step)
             step = state.get("step")
-            return self._save_state(state, step if type(step) is int else None, epoch, metrics)
-        return self._snapshot(state_or_step, objects, epoch, metrics, named, "save")
-
-    def _save_state(
-        self, state: dict[str, Any], step: int | None, epoch: int | None, metrics: Mapping[str, object] | None
-    ) -> bool:
-        if step is not None:
-            self._course.check_restart(self._shipping, step)
-        with self._lock:
-            meta = {**self._course.meta("save"), **self._insight.meta()}
-            return self._shipping.ship(
-                state, step=step, epoch=epoch, metrics=metrics, meta=meta, why="save", at_once=True
-            )
-
-    def _snapshot(
-        self,
-        step: int,
-        objects: Sequence[Any],
-        epoch: int | None,
-        metrics: Mapping[str, object] | None,
-        named: Mapping[str, Any],
-        why: str,
-    ) -> bool:
-        self._course.check_restart(self._shipping, step)
-        with self._lock:
-            things, names = self._tracked.with_call(objects, named)
-            state = gather(things, names, step=step, epoch=epoch)
-            meta = {**self._course.meta(why), **self._insight.meta()}
-            asked = why in ("save", "signal")
-            done = self._shipping.ship(
-                state, step=step, epoch=epoch, metrics=metrics, meta=meta, why=why, at_once=asked
-            )
-        if done:
-            self._course.captured(step, epoch, metrics)
-        return done
-
-    def _last_step(
-        self,
-        step: int,
-        objects: Sequence[Any],
-        epoch: int | None,
-        metrics: Mapping[str, object] | None,
-        named: Mapping[str, Any],
-    ) -> bool:
-        """Make the last snapshot, wait until it is durable, and pass the signal on."""
-        self._shipping.drain(_WAIT_SECONDS)
-        done = self._snapshot(step, objects, epoch, metrics, named, "signal")
-        self._shipping.drain(_WAIT_SECONDS)
-        self._insight.ends(saved=done)
-        self._interrupts.pass_on()
-        self._insight.goes_on()  # whoever asked wanted a snapshot, not the end
-        return done
+            return self._saver.state(lambda: state, step if type(step) is int else None, epoch, metrics, "save")
+        return self._saver.snapshot(Call(state_or_step, objects, named, epoch, None, metrics), "save")
 
     # -- going on
 
@@ -360,8 +349,12 @@ class SnapshotManager:
         """
         self.wait(_WAIT_SECONDS)
         things, names = self._tracked.with_call(objects, named)
-        commit = load_newest(self._repo, self.branch, things, names, self._shipping.observer)
-        self._insight.resumed(commit)
+        if self._together is not None:
+            commit = self._together.load(self._repo, self.branch, things, names)
+        else:
+            commit = load_newest(self._repo, self.branch, things, names, self._shipping.observer)
+        if self._leads:
+            self._insight.resumed(commit)
         self._went_on = commit is not None
         step = 0 if commit is None else next_step(commit)
         self._shipping.prepare(gather(things, names, step=step, epoch=None))
@@ -375,7 +368,14 @@ class SnapshotManager:
             SnapshotNotFound: there is none; it is also a FileNotFoundError.
         """
         self.wait(_WAIT_SECONDS)
-        found = newest_that_reads(self._repo, self.branch, self._repo.checkout, self._shipping.observer)
+        found = None
+        with self._rank_0_first():
+            if self._leads:
+                found = newest_that_reads(self._repo, self.branch, self._repo.checkout, self._shipping.observer)
+        if self._together is not None:
+            commit = self._together.share(str(found[0].id) if found is not None else "")
+            if commit and not self._leads:
+                return self._repo.checkout(commit)
         if found is None:
             raise SnapshotNotFound(f"nothing was saved on {self.branch!r} yet", hint="a fresh run starts without")
         self._insight.resumed(found[0])
@@ -406,8 +406,17 @@ class SnapshotManager:
             self._tracked.clear()
             self._insight.close()
             self._close_repository()
+            if self._together is not None:
+                self._together.close()
             if self._interrupts.signalled:  # no step came that could have passed it on
                 self._interrupts.pass_on()
+
+    @property
+    def _leads(self) -> bool:
+        return self._together is None or self._together.leads
+
+    def _rank_0_first(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._together is None else self._together.first()
 
     def _close_repository(self) -> None:
         if self._owns:
@@ -417,8 +426,12 @@ class SnapshotManager:
         self._close(words_at_exit())
 
 
-def _open(path: Path, encrypt: bool, key: KeyProvider | None, observer: Observer) -> Repository:
-    """Open the repository at a path, made if there is none."""
+def _open(path: Path, encrypt: bool, key: KeyProvider | None, observer: Observer, leads: bool) -> Repository:
+    """Open the repository at a path; rank 0 makes it if there is none."""
     if locate(path) is None:
+        if not leads:
+            raise RankFailure(
+                f"rank 0 has a repository at {path}, and here is none: it has to lie where all see it", {}
+            )
         return init(path, key=key, encrypt=encrypt, observer=observer)
     return open_repository(path, key=key, observer=observer)

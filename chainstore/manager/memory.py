@@ -91,7 +91,7 @@ class Buffer:
         if self.version and roomy + HEADROOM <= left:
             size = roomy
         if size + HEADROOM > left:
-            raise MemoryShort(nbytes, left)
+            raise MemoryShort(nbytes, max(0, left - HEADROOM))
         try:
             self._make(size)
         except OSError as error:

@@ -22,7 +22,7 @@ from chainstore.model.commit import Stats, decode_commit, encode_commit
 from chainstore.model.paths import decode_key, encode_key
 from chainstore.model.spec import spec_from_node, spec_node
 from chainstore.model.wire import Encodable, Node, decode, encode
-from chainstore.repository import Handed, make_note
+from chainstore.repository import FileContent, Handed, make_note
 
 PROTOCOL: Final = 1
 _NOBODY: Final = ObjectId(bytes(32))
@@ -33,8 +33,9 @@ class Request:
     """What a commit should be, as `Repository.commit` takes it.
 
     Attributes:
-        files: name in the snapshot -> path on disk, read when the snapshot is made durable.
+        files: name in the snapshot -> what was in it, or a path on disk, read when the snapshot is made durable.
         root: begin a chain of its own, where the branch does not exist yet.
+        checksums: say also what the bytes of each leaf sum up to (`checksums`).
     """
 
     branch: str | None = None
@@ -44,10 +45,11 @@ class Request:
     metrics: Mapping[str, object] = field(default_factory=dict)
     meta: Mapping[str, object] = field(default_factory=dict)
     tags: Sequence[str] = ()
-    files: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
+    files: Mapping[str, str | os.PathLike[str] | FileContent] = field(default_factory=dict)
     expected_head: str | None = None
     codec: str | None = None
     root: bool = False
+    checksums: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ class Durable:
 
     Attributes:
         commit: its id, 64 hex digits.  seconds: from taking it up to acknowledgement.
+        checksums: of its leaves, where they were asked for.
+        left_out: files that could not be read, and why not, by name.
     """
 
     number: int
@@ -92,6 +96,8 @@ class Durable:
     raw_bytes: int = 0
     new_bytes: int = 0
     stored_bytes: int = 0
+    checksums: bytes = b""
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +137,9 @@ def encode_message(message: Message) -> bytes:
             return encode([2, retention])
         case Bye():
             return encode([3])
-        case Durable(number, commit, seconds, raw, new, stored):
-            return encode([4, number, commit, struct.pack("<d", seconds), raw, new, stored])
+        case Durable(number, commit, seconds, raw, new, stored, sums, left_out):
+            files: Encodable = [[_readable(name), _readable(why)] for name, why in left_out.items()]
+            return encode([4, number, commit, struct.pack("<d", seconds), raw, new, stored, sums, files])
         case Failed(number, code, text, hint):
             return encode([5, number, *map(_readable, (code, text, hint))])
         case Told(code, text):
@@ -154,8 +161,9 @@ def decode_message(data: bytes) -> Message:
             return Tidy(retention)
         case [3]:
             return Bye()
-        case [4, int(number), str(commit), bytes(seconds), int(raw), int(new), int(stored)]:
-            return Durable(number, commit, struct.unpack("<d", seconds)[0], raw, new, stored)
+        case [4, int(number), str(commit), bytes(seconds), int(raw), int(new), int(stored), bytes(sums), list(files)]:
+            left_out = {str(name): str(why) for name, why in files}  # type: ignore  # our own process wrote it
+            return Durable(number, commit, struct.unpack("<d", seconds)[0], raw, new, stored, sums, left_out)
         case [5, int(number), str(code), str(text), str(hint)]:
             return Failed(number, code, text, hint)
         case [6, str(code), str(text)]:
@@ -200,13 +208,14 @@ def _readable(text: str) -> str:
 
 def _request_node(request: Request) -> Encodable:
     note = make_note(request.message, request.step, request.epoch, request.metrics, request.meta)
-    files: Encodable = [[name, os.fsencode(os.path.abspath(path))] for name, path in request.files.items()]
+    files: Encodable = [[name, *_file_node(file)] for name, file in request.files.items()]
     told = encode_commit(_NOBODY, (), note, 0, Stats())
-    return [request.branch, told, tuple(request.tags), files, request.expected_head, request.codec, request.root]
+    last = (request.root, request.checksums)
+    return [request.branch, told, tuple(request.tags), files, request.expected_head, request.codec, *last]
 
 
 def _request(row: list[Node]) -> Request:
-    branch, told, tags, files, expected, codec, root = row
+    branch, told, tags, files, expected, codec, root, checksums = row
     note = decode_commit(_NOBODY, told)  # type: ignore[arg-type]  # from here on our own process wrote it
     return Request(
         branch,  # type: ignore[arg-type]
@@ -216,11 +225,22 @@ def _request(row: list[Node]) -> Request:
         note.metrics,
         note.meta,
         tuple(tags),  # type: ignore[arg-type]
-        {name: os.fsdecode(path) for name, path in files},  # type: ignore
+        {name: _file(*file) for name, *file in files},  # type: ignore
         expected,  # type: ignore[arg-type]
         codec,  # type: ignore[arg-type]
         bool(root),
+        bool(checksums),
     )
+
+
+def _file_node(file: str | os.PathLike[str] | FileContent) -> tuple[Encodable, ...]:
+    if isinstance(file, FileContent):
+        return file.data, file.executable
+    return (os.fsencode(os.path.abspath(file)),)
+
+
+def _file(data: bytes, executable: bool | None = None) -> str | FileContent:
+    return os.fsdecode(data) if executable is None else FileContent(data, executable)
 
 
 def _handed_node(handed: Handed) -> Encodable:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from chainstore import config
 from chainstore.errors import InvalidInput
+from chainstore.manager.worktree import GIT_DIFF
 from chainstore.model.paths import Path as Keys
 from chainstore.model.paths import compile_glob
 from chainstore.policies.interval_texts import parse_interval
@@ -96,10 +97,12 @@ def files_by_name(paths: Iterable[str | os.PathLike[str]]) -> dict[str, str]:
     """Return name -> absolute path of files to store beside the state.
 
     Raises:
-        InvalidInput: two have one name.
+        InvalidInput: two have one name, or one has that of the difference of the work tree.
     """
     found: dict[str, str] = {}
     for path in map(Path, paths):
+        if path.name == GIT_DIFF:
+            raise InvalidInput(f"{GIT_DIFF!r} is what the diff of the work tree is called", hint="rename the file")
         if path.name in found:
             raise InvalidInput(f"two files are called {path.name!r}")
         found[path.name] = str(path.absolute())

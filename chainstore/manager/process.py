@@ -119,17 +119,17 @@ class ProcessWriter:
         self._own()
         self._send(Tidy(retention))
 
-    def drain(self, timeout_seconds: float) -> bool:
-        """Wait until nothing is pending; return whether that is so.  What became of it is for `poll`."""
+    def drain(self, timeout_seconds: float, leave: int = 0) -> bool:
+        """Wait until at most `leave` are pending; return whether that is so.  What became of them is for `poll`."""
         self._own()
         deadline = time.monotonic() + timeout_seconds
-        while self._pending and self._channel is not None:
+        while len(self._pending) > leave and self._channel is not None:
             if not self._channel.ready(max(0.0, min(deadline - time.monotonic(), 3600.0))):
                 if time.monotonic() >= deadline:
                     return False
                 continue
             self._hear()
-        return not self._pending
+        return len(self._pending) <= leave
 
     def close(self, timeout_seconds: float) -> None:
         """Let the writer process finish and end, and wait for that; one that takes longer goes on by itself.

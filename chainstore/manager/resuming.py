@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from chainstore.errors import Damaged, SnapshotForgotten
+from chainstore.manager.loaders import is_place
 from chainstore.model.commit import Commit
 from chainstore.observe import Notice, Observer
 from chainstore.repository import Repository
@@ -58,10 +59,36 @@ def load_newest(
         Damaged: there are snapshots, and none of them reads; the objects may be half loaded then.
         StateMismatch: what is there does not fit the objects.
     """
-    found = newest_that_reads(
-        repo, branch, lambda commit: repo[commit].load_into(*objects, rng=True, **named), observer
-    )
+
+    def load(commit: Commit) -> None:
+        things = named
+        if world_size(commit) != 1:
+            tell_size(observer, commit, 1)
+            things = {name: thing for name, thing in named.items() if not is_place(thing)}
+        repo[commit].load_into(*objects, rng=True, **things)
+
+    found = newest_that_reads(repo, branch, load, observer)
     return found[0] if found is not None else None
+
+
+def world_size(commit: Commit) -> int:
+    """Return how many ranks made a snapshot."""
+    size = commit.meta.get("world_size")
+    return size if isinstance(size, int) else 1
+
+
+def tell_size(observer: Observer, commit: Commit, size: int) -> None:
+    """Say what is not as it was where a snapshot is loaded by more or fewer ranks than made it."""
+    tell(
+        observer,
+        "run-differs",
+        f"the snapshot of {commit.short} is of a run of {_ranks(world_size(commit))}, and this one has {_ranks(size)}: "
+        "its state is loaded, but data loaders begin anew, and random numbers are not those that would have come",
+    )
+
+
+def _ranks(size: int) -> str:
+    return "1 rank" if size == 1 else f"{size} ranks"
 
 
 def next_step(commit: Commit) -> int:

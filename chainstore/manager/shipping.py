@@ -1,19 +1,22 @@
 """Shipping: captures on their way to becoming durable, and what the trainer is told of it."""
 
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
-from chainstore.errors import ChainError, InvalidInput, QueueFull, SnapshotFailed, Unsupported
-from chainstore.manager.bays import Bay
+from chainstore.errors import ChainError, MemoryShort, QueueFull, SnapshotFailed, Unsupported
+from chainstore.manager.bays import Bays
+from chainstore.manager.beside import Beside
+from chainstore.manager.direct import Direct
 from chainstore.manager.endings import words_again
+from chainstore.manager.gathering import numbers
 from chainstore.manager.messages import Durable, Failed, Request
 from chainstore.manager.options import Mode, OnError, WhenFull
 from chainstore.manager.resuming import tell
 from chainstore.manager.storing import failure
+from chainstore.manager.tally import Tally
 from chainstore.manager.telemetry import Landing, Telemetry
 from chainstore.manager.writers import Writer, make_writer
 from chainstore.model.paths import Path
@@ -22,30 +25,9 @@ from chainstore.policies.retention import Retention
 from chainstore.policies.texts import format_retention
 from chainstore.repository import Repository
 
-_STALE_INTERVALS = 3
 _TIDY_EVERY = 10  # snapshots, where a policy has no number of its own: planning reads every commit
 _FOREVER_SECONDS = 1e9
-
-
-@dataclass(slots=True)
-class Tally:
-    """What became of the snapshots of a run.
-
-    Attributes:
-        captured, durable, failed, skipped: how many.
-        last_step, last_time, last_commit: of the newest durable one; the time is of a clock that only grows.
-        steps: of those that are on their way, by number; begun: when their captures began and ended.
-    """
-
-    captured: int = 0
-    durable: int = 0
-    failed: int = 0
-    skipped: int = 0
-    last_step: int | None = None
-    last_time: float | None = None
-    last_commit: str = ""
-    steps: dict[int, int | None] = field(default_factory=dict)
-    begun: dict[int, tuple[float, float]] = field(default_factory=dict)
+_EXPECTED = (ChainError, OSError, MemoryError)  # of a capture, or of giving it to the writer
 
 
 class Shipping:
@@ -54,9 +36,11 @@ class Shipping:
     Args:
         wait_seconds: for a writer that another process left behind on the branch.
         landed: is told of every snapshot that became durable.
+        checksums: is told, where it is given, the number of every one and the CRC32C of each of its leaves, by path.
 
     Attributes:
         branch: where snapshots go.  tally: what became of them.  before: what the run before left (`BranchHold`).
+        number: of the last snapshot that was tried.  beside: the files that go with every snapshot.
     """
 
     def __init__(
@@ -76,11 +60,14 @@ class Shipping:
         wait_seconds: float,
         telemetry: Telemetry,
         landed: Callable[[Landing], None],
+        checksums: Callable[[int, Mapping[Path, int]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._repo, self._mode, self._codec = repo, mode, codec
-        self._files, self._when_full, self._on_error = dict(files), when_full, on_error
-        self._telemetry, self._landed = telemetry, landed
+        self._when_full, self._on_error = when_full, on_error
+        self.beside = Beside(files, observer)
+        self._telemetry, self._landed, self._checksums = telemetry, landed, checksums
+        self._paths: dict[int, tuple[Path, ...]] = {}  # of snapshots on their way, whose checksums were asked for
         self.keep(retention)
         self.observer, self._clock = observer, clock
         self.tally = Tally()
@@ -91,9 +78,10 @@ class Shipping:
         self._writer = self._make_writer()
         self._guard = threading.RLock()  # over the writer: the timer of a signal waits for it too
         self._free_at = 0.0  # when the writer is done with what it has, as far as is known
-        self._bays = [Bay(self._mode == "process", frozen) for _ in range(max_pending)]
+        self._bays = Bays(max_pending, self._mode == "process", frozen, observer)
+        self._direct = Direct(repo, observer)
         self._wait_seconds = wait_seconds
-        self._number = 0
+        self.number = 0
 
     def __repr__(self) -> str:
         tally = self.tally
@@ -156,14 +144,17 @@ class Shipping:
     ) -> bool:
         """Capture a state and let it become durable; return whether it was captured.
 
+        Where there is no memory for that, it is durable when this returns True.
+
         Args:
             at_once: it was asked for by name: never skipped, whatever is on its way.
 
         Raises:
             QueueFull: as many as may be are on their way, and that is to be raised.
         """
-        if not self._has_room(step, at_once):
+        if not self.has_room(step, at_once):
             return False
+        started = self._clock()
         request = Request(
             branch=self.branch,
             message=f"{why}: step {step}" if step is not None else why,
@@ -172,44 +163,74 @@ class Shipping:
             metrics=numbers(metrics),
             meta=dict(meta),
             tags=(),
-            files=self._files,
+            files=self.beside.now(),
             codec=self._codec,
             root=self._root,
+            checksums=self._checksums is not None,
         )
-        self._number += 1
-        self.tally.steps[self._number] = step
-        started = self._clock()
-        bay = next(bay for bay in self._bays if bay.number not in self.tally.steps)
+        self.number += 1
+        self.tally.steps[self.number] = step
+        result: Durable | Failed | None = None
         try:
-            captured = bay.capture(state, self._number)
-            self.tally.begun[self._number] = started, self._clock()
+            try:
+                self._capture(state, request, started)
+            except MemoryShort as short:
+                result = self._do_without(short, state, request, started)
+        except _EXPECTED as error:
+            result = failure(self.number, error)
+        except BaseException:
+            self.tally.steps.pop(self.number, None)
+            self.tally.begun.pop(self.number, None)
+            raise
+        if isinstance(result, Failed):
+            self._note(result)
+            return False
+        self.tally.captured += 1
+        self._telemetry.captured(started, self._clock() - started, self.pending)
+        if result is not None:
+            self._note(result)
+        self._hear()
+        return True
+
+    def _capture(self, state: Mapping[str, Any], request: Request, started: float) -> None:
+        """Copy a state, and give it to the writer."""
+        bay, captured = self._bays.capture(state, self.number, self.tally.steps, lambda: self.drain(None))
+        self._direct.captured()
+        self.tally.begun[self.number] = started, self._clock()
+        if request.checksums:
+            self._paths[self.number] = tuple(leaf.path for leaf in captured.leaves)
+        try:
             with self._guard:
                 if self._mode == "process" and bay.buffer.fd < 0:
                     self._go_over_to_thread("this system has no memory that another process could be given")
                 self._writer.submit(captured, bay.buffer, request)
-        except (ChainError, OSError, MemoryError) as error:
-            self._note(failure(self._number, error))
-            return False
+        except _EXPECTED:
+            raise
         except BaseException:  # Ctrl-C: the writer may have it or not, so nobody may write to that memory again
             bay.close()
-            self.tally.steps.pop(self._number, None)
-            self.tally.begun.pop(self._number, None)
             raise
-        self.tally.captured += 1
-        self._telemetry.captured(started, self._clock() - started, self.pending)
-        self._hear()
-        return True
+
+    def _do_without(
+        self, short: MemoryShort, state: Mapping[str, Any], request: Request, started: float
+    ) -> Durable | Failed:
+        """Make a state durable that there is no memory to copy, after those that are on their way."""
+        self._direct.say(short)
+        self.drain(None)
+        with self._guard:
+            result, paths = self._direct.store(self.number, state, request)
+        self.tally.begun[self.number] = started, self._clock()
+        self._paths[self.number] = paths if request.checksums else ()
+        return result
 
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Have memory for captures of states like this one, where nothing is on its way; failing is no failure."""
-        for bay in self._bays if not self.pending else ():
-            with suppress(ChainError):  # said when it is captured
-                bay.prepare(state)
+        if not self.pending:
+            self._bays.prepare(state)
 
-    def drain(self, timeout: float | None) -> bool:
-        """Wait until nothing is on its way; return whether that is so."""
+    def drain(self, timeout: float | None, leave: int = 0) -> bool:
+        """Wait until no more than `leave` are on their way; return whether that is so."""
         with self._guard:
-            done = self._writer.drain(_FOREVER_SECONDS if timeout is None else timeout)
+            done = self._writer.drain(_FOREVER_SECONDS if timeout is None else timeout, leave)
         self._hear()
         return done
 
@@ -243,13 +264,17 @@ class Shipping:
             self._writer.close(timeout)
         finally:
             self._hold.close()
-            for bay in self._bays:
-                bay.close()
+            self._bays.close()
 
-    def _has_room(self, step: int | None, at_once: bool) -> bool:
+    def has_room(self, step: int | None, at_once: bool) -> bool:
+        """Return whether a snapshot can be captured now; one that is due and cannot is counted as skipped.
+
+        Raises:
+            QueueFull: as for `ship`.
+        """
         self._hear()
         if self.pending >= len(self._bays) and (at_once or self._when_full == "wait"):
-            self.drain(None)
+            self.drain(None, leave=len(self._bays) - 1)
         if self.pending < len(self._bays):
             return True
         self.tally.skipped += 1
@@ -267,9 +292,14 @@ class Shipping:
     def _note(self, result: Durable | Failed) -> None:
         step = self.tally.steps.pop(result.number, None)
         begun = self.tally.begun.pop(result.number, None)
+        paths = self._paths.pop(result.number, ())
         if isinstance(result, Durable):
+            if self._checksums is not None:
+                sums = struct.unpack(f"<{len(paths)}I", result.checksums)
+                self._checksums(result.number, dict(zip(paths, sums, strict=True)))
             if begun is not None:
                 self._land(result, step, *begun)
+            self.beside.stored(result.left_out)
             self.tally.durable += 1
             self.tally.last_step, self.tally.last_time, self.tally.last_commit = step, self._clock(), result.commit
             if self._tidy_every and self.tally.durable % self._tidy_every == 0 and self._retention is not None:
@@ -281,7 +311,7 @@ class Shipping:
         if self._on_error == "raise":
             self._error = error
             return
-        tell(self.observer, error.code, f"{error}; training goes on{self._how_long()}")
+        tell(self.observer, error.code, f"{error}; training goes on{self.tally.how_long(self._clock())}")
 
     def _land(self, result: Durable, step: int | None, started: float, captured: float) -> None:
         """Tell of a durable snapshot.  It was so before it was heard of, at the end of a step: the writer says when."""
@@ -302,29 +332,3 @@ class Shipping:
         )
         self._telemetry.landed(landing, self.pending)
         self._landed(landing)
-
-    def _how_long(self) -> str:
-        """Return how long nothing became durable, where that is long."""
-        if self.tally.last_time is None:
-            return ", and no snapshot of this run is durable yet"
-        minutes = (self._clock() - self.tally.last_time) / 60
-        if self.tally.failed < _STALE_INTERVALS:
-            return ""
-        return f". THE NEWEST DURABLE SNAPSHOT IS {minutes:.0f} MINUTES OLD (step {self.tally.last_step})"
-
-
-def numbers(metrics: Mapping[str, object] | None) -> dict[str, float]:
-    """Return metrics as floats: numbers, 0-dim tensors, NumPy scalars.
-
-    Raises:
-        InvalidInput: one is none of these.
-    """
-    found = {}
-    for name, value in (metrics or {}).items():
-        try:
-            if isinstance(value, str | bytes):
-                raise TypeError("text")
-            found[name] = float(value.detach() if hasattr(value, "detach") else value)  # type: ignore[arg-type]
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InvalidInput(f"metric {name!r} must be one number, not {type(value).__name__} ({error})") from error
-    return found

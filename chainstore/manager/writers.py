@@ -52,8 +52,8 @@ class Writer(Protocol):
         """Drop what a retention policy (as text) does not keep, and take the garbage away, when there is time."""
         ...
 
-    def drain(self, timeout_seconds: float) -> bool:
-        """Wait until nothing is pending; return whether that is so.  What became of it is for `poll`."""
+    def drain(self, timeout_seconds: float, leave: int = 0) -> bool:
+        """Wait until at most `leave` are pending; return whether that is so.  What became of them is for `poll`."""
         ...
 
     def close(self, timeout_seconds: float) -> None:
@@ -108,7 +108,7 @@ class SyncWriter:
         _own(self._pid)
         _pass_on(tidy(self._repo, retention), self._observer)
 
-    def drain(self, timeout_seconds: float) -> bool:
+    def drain(self, timeout_seconds: float, leave: int = 0) -> bool:
         return True
 
     def close(self, timeout_seconds: float) -> None:
@@ -179,13 +179,13 @@ class ThreadWriter:
 
         self._give(work)
 
-    def drain(self, timeout_seconds: float) -> bool:
+    def drain(self, timeout_seconds: float, leave: int = 0) -> bool:
         _own(self._pid)
         deadline = time.monotonic() + timeout_seconds
         with self._changed:
-            while self._pending and (left := deadline - time.monotonic()) > 0:
+            while self._pending > leave and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(min(left, 3600.0))
-            return not self._pending
+            return self._pending <= leave
 
     def close(self, timeout_seconds: float) -> None:
         if os.getpid() == self._pid:

@@ -8,6 +8,7 @@ KiB, cut by the hash of their paths, so that one that is added or grows moves no
 step (counters) share with each other and not with weights.
 """
 
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from chainstore.observe import Observer, Progress
 from chainstore.odb.batch import LocalBatch
 from chainstore.ops.pipeline import run, worker_count
 from chainstore.state.chunking import chunk_length, ranges
-from chainstore.state.leaf import Leaf
+from chainstore.state.leaf import BytesSource, Leaf, Source
 from chainstore.storage import fs
 
 SMALL_BYTES = 16 << 10  # leaves up to this share chunks
@@ -36,6 +37,14 @@ _TINY_BYTES = 64  # counters and scalars
 _REPORT_BYTES = 8 << 20
 
 FILE_NODE = 100  # code of an entry in the tree of files: [100, executable]
+
+
+@dataclass(frozen=True, slots=True)
+class FileContent:
+    """A file that was read before it is committed: its bytes, and whether it may be executed."""
+
+    data: bytes
+    executable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,27 +162,38 @@ def write_commit(
     return batch.append(Kind.COMMIT, encode_commit(root, parents, note, time_us, stats)).id
 
 
-def file_leaves(files: Mapping[str, FilePath]) -> list[Leaf]:
+def file_leaves(files: Mapping[str, FilePath | FileContent]) -> list[Leaf]:
     """Return the leaves of files that are committed beside a state.
 
     Args:
-        files: name in the snapshot ("tokenizer.json", "conf/a.yaml") -> where it is now.
+        files: name in the snapshot ("tokenizer.json", "conf/a.yaml") -> where it is now, or what was in it.
 
     Raises:
         InvalidInput: a name is absolute or leaves its folder, or a file cannot be read.
     """
     leaves = []
-    for name, path in files.items():
+    for name, file in files.items():
         parts = name.split("/")
         if not name or any(part in ("", ".", "..") for part in parts):
             raise InvalidInput(f"{name!r} is no name for a file in a snapshot: use relative names without `..`")
         if any(other.startswith(f"{name}/") for other in files):
             raise InvalidInput(f"{name!r} cannot be a file and a folder in one snapshot")
-        if not path.is_file():
-            raise InvalidInput(f"{path} is not a file")
-        executable = bool(path.stat().st_mode & 0o100)
-        leaves.append(Leaf(tuple(parts), [FILE_NODE, executable], None, _FileSource(path, path.stat().st_size)))
+        executable, source = _file_source(file)
+        leaves.append(Leaf(tuple(parts), [FILE_NODE, executable], None, source))
     return leaves
+
+
+def _file_source(file: FilePath | FileContent) -> tuple[bool, Source]:
+    """Return whether a file may be executed, and its bytes."""
+    if isinstance(file, FileContent):
+        return file.executable, BytesSource(file.data)
+    try:
+        found = file.stat()
+    except OSError as error:
+        raise InvalidInput(f"{file} is not a file that can be read: {error.strerror}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidInput(f"{file} is not a file")
+    return bool(found.st_mode & 0o100), _FileSource(file, found.st_size)
 
 
 @dataclass(frozen=True, slots=True)

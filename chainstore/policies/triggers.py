@@ -252,6 +252,21 @@ def simple_triggers(trigger: Trigger) -> tuple[Trigger, ...]:
     return (trigger,)
 
 
+def quiet_steps(trigger: Trigger, step: int) -> int:
+    """Return after how many steps, at the earliest, a trigger is due at one step and no other.
+
+    Rules that go by time or by what the disk does are due from a moment on: any step soon after will do.  So it is with
+    the first step of an epoch, which whoever asks sees for itself.
+    """
+    least = 1 << 31
+    for rule in simple_triggers(trigger):
+        if isinstance(rule, EverySteps):
+            least = min(least, rule.n - step % rule.n)
+        elif not isinstance(rule, EverySeconds | EveryEpoch | WhenDurable | Adaptive):
+            return 1
+    return least
+
+
 def bests_after(
     best: Mapping[str, float], metrics: Mapping[str, SupportsFloat], trigger: Trigger
 ) -> Mapping[str, float]:

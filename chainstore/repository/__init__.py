@@ -28,6 +28,7 @@ What is where:
 from chainstore.errors import ForkedHandle, NotFound, RepositoryNotFound
 from chainstore.odb.forgotten import when_and_why
 from chainstore.odb.rebuild_report import RebuildReport
+from chainstore.ops.commit import FileContent
 from chainstore.ops.differences import KINDS as ANOMALY_KINDS
 from chainstore.ops.differences import ORDER as DIFF_ORDER
 from chainstore.ops.differences import Anomaly, Diff, FileDiff, TensorDiff, ValueDiff
@@ -66,6 +67,7 @@ __all__ = [
     "Damage",
     "DamageGroup",
     "Diff",
+    "FileContent",
     "FileDiff",
     "ForgetLine",
     "ForgetPlan",

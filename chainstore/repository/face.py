@@ -23,7 +23,7 @@ from chainstore.model.commit import Commit
 from chainstore.observe import silent
 from chainstore.odb.local import LocalDatabase
 from chainstore.odb.rebuild_report import RebuildReport
-from chainstore.ops.commit import file_leaves
+from chainstore.ops.commit import FileContent, file_leaves
 from chainstore.ops.differences import Diff
 from chainstore.ops.forget_plan import ForgetPlan
 from chainstore.ops.gc_report import GcReport
@@ -181,7 +181,7 @@ class Repository:
         metrics: Mapping[str, object] | None = None,
         meta: Mapping[str, object] | None = None,
         tags: Sequence[str] = (),
-        files: Mapping[str, str | os.PathLike[str]] | None = None,
+        files: Mapping[str, str | os.PathLike[str] | FileContent] | None = None,
         parents: Sequence[Revision] | None = None,
         expected_head: Revision | None = None,
         allow_empty: bool = True,
@@ -191,14 +191,15 @@ class Repository:
 
         Args:
             leaves: in the order of `flatten`, no path twice.
+            files: name in the snapshot to path on disk, or to what was read of a file before.
 
         Raises:
             What `commit` raises, `UnsupportedState` apart.
         """
         note = make_note(message, step, epoch, metrics, meta)
-        extra = file_leaves({name: Path(path) for name, path in (files or {}).items()})
+        found = {name: each if isinstance(each, FileContent) else Path(each) for name, each in (files or {}).items()}
         request = Request(branch, note, new_tags(self._handle, tags), parents, expected_head, allow_empty)
-        return record(self._handle, request, leaves, extra, self._handle.codec(codec), time.perf_counter())
+        return record(self._handle, request, leaves, file_leaves(found), self._handle.codec(codec), time.perf_counter())
 
     def writer(
         self,

@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from chainstore.errors import InvalidInput
@@ -107,7 +106,7 @@ class Writer:
             nested = {key: nested}
         leaves = [leaf for leaf in flatten(nested) if leaf.path[: len(path)] == path]
         if not leaves:  # no arrays above: the dicts around it became one plain value
-            leaves = [replace(leaf, path=path) for leaf in flatten({path[-1]: value})[1:]]
+            leaves = [leaf._replace(path=path) for leaf in flatten({path[-1]: value})[1:]]
         self._entries += self._write(leaves).entries
 
     def _write(self, leaves: Sequence[Leaf]) -> Manifest:

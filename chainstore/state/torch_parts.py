@@ -115,9 +115,15 @@ def describe_subclass(tensor: Tensor, shown: int) -> Composite:
     """Describe a tensor subclass by what its `__tensor_flatten__` says.
 
     Raises:
-        Refused: it does not define that, or could not be found again when it is loaded.
+        Refused: it does not define that, or could not be found again when it is loaded; or it is the part of a tensor
+            that this rank has.
     """
     kind = type(tensor)
+    if _is_distributed(tensor):
+        raise Refused(
+            "a DTensor: this rank has a part of it only, and snapshots of parts are not built yet; save it with "
+            "torch.distributed.checkpoint, which `chain import` reads, or hand over what its full_tensor() returns"
+        )
     if tensor.layout is torch.jagged:
         return _describe_jagged(tensor, shown)
     registration = REGISTRY.by_type(kind)
@@ -139,6 +145,11 @@ def _describe_jagged(tensor: Tensor, shown: int) -> Composite:
     if nested.lengths() is not None:
         parts["lengths"] = nested.lengths()
     return Composite([nodes.JAGGED, shown, nested._ragged_idx], parts)
+
+
+def _is_distributed(tensor: Tensor) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")  # where it is not loaded there is none
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def _class_name(kind: type) -> str:

@@ -86,6 +86,7 @@ def test_an_unknown_setting_is_refused_and_the_nearest_named(chain, repo):
         ("threads", "9999"),
         ("max_memory", "big"),
         ("max_memory", "0"),
+        ("git_diff", "perhaps"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_wherever_it_is_said(
@@ -116,6 +117,14 @@ def test_numbers_are_taken_as_they_are():
     for wrong in (True, 0, 1.5, "1.5", "²"):
         with pytest.raises(ConfigError):
             settings.parse_threads(wrong)
+
+
+def test_yes_and_no_can_be_said_in_several_ways():
+    said = {"yes": ("yes", "True", "on", 1, True), "no": ("no", "FALSE", "off", 0, False)}
+    assert all(settings.parse_yes(word) == answer for answer, words in said.items() for word in words)
+    for wrong in ("", "maybe", 2, None):
+        with pytest.raises(ConfigError):
+            settings.parse_yes(wrong)
 
 
 def test_misspelled_commands_are_answered_with_the_nearest(chain, repo):

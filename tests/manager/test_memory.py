@@ -149,7 +149,7 @@ def test_more_than_there_is_is_refused_and_the_buffer_works_on(buffer):
     with pytest.raises(MemoryShort) as caught:
         buffer.ensure(1 << 50)
     assert caught.value.needed == 1 << 50 and 0 < caught.value.left < 1 << 50
-    assert "MB are left" in str(caught.value) and "slices is not built yet" in caught.value.hint
+    assert "MB are left" in str(caught.value) and "max_pending=1" in caught.value.hint
     assert buffer.capacity == 0 and len(buffer.view) == 0
     buffer.ensure(MIB)
     assert buffer.capacity >= MIB

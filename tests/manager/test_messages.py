@@ -28,7 +28,7 @@ from chainstore.manager.messages import (
 from chainstore.model.keys import Attr
 from chainstore.model.spec import Spec
 from chainstore.model.wire import encode
-from chainstore.repository import Handed
+from chainstore.repository import FileContent, Handed
 
 ROOT = Path(os.fsdecode(b"/runs/\xff gpt"))
 REQUEST = Request(
@@ -39,9 +39,10 @@ REQUEST = Request(
     metrics={"loss": 1.5, "nan": float("inf")},
     meta={"argv": ["train.py", "-x"], "nested": {"a": None, "b": True}},
     tags=("one", "two"),
-    files={"conf/a.yaml": "/etc/hostname"},
+    files={"conf/a.yaml": "/etc/hostname", "run.sh": FileContent(b"\x00\xff", True), "empty": FileContent(b"")},
     expected_head="main~2",
     codec="fast",
+    checksums=True,
 )
 
 
@@ -59,6 +60,7 @@ MESSAGES: list[Message] = [
     Tidy("keep-last 5"),
     Bye(),
     Durable(3, "ab" * 32, 0.25, 100, 50, 25),
+    Durable(4, "cd" * 32, 0.5, 100, 50, 25, b"\x00\xff" * 6, {"big.log": "it is gone"}),
     Failed(3, "store-full", "no space", "free some"),
     Told("tidy-failed", "why"),
 ]

@@ -18,7 +18,7 @@ from chainstore.errors import ForkedHandle, InvalidInput
 from chainstore.manager.messages import Durable, Failed, Request
 from chainstore.manager.writers import ProcessWriter, SyncWriter, ThreadWriter, Writer, make_writer
 from chainstore.observe import Event, Notice
-from chainstore.repository import Repository, hand_on, init, take_up
+from chainstore.repository import FileContent, Repository, hand_on, init, take_up
 from tests.manager.captures import Camera, is_state_of, state_of
 from tests.repository.conftest import script
 
@@ -143,7 +143,7 @@ def test_an_error_reaches_the_trainer_and_the_next_snapshot_works(mode: str, rep
         for request, code in (
             (Request(step=1, expected_head="other"), "ref-conflict"),
             (Request(step=1, branch="a..b"), "invalid-ref-name"),
-            (Request(step=1, files={"x": "/nowhere/x"}), "invalid-input"),
+            (Request(step=1, files={"../x": FileContent(b"")}), "invalid-input"),
             (Request(step=1, tags=("main~1",)), "invalid-ref-name"),
         ):
             number = submit(writer, camera, 1, request)

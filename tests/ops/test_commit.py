@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from chainstore.errors import InvalidInput
 from chainstore.ids import Kind
-from chainstore.ops.commit import SHARED_LIMIT, SMALL_BYTES, file_leaves
+from chainstore.ops.commit import SHARED_LIMIT, SMALL_BYTES, FileContent, file_leaves
 from chainstore.state.leaf import Leaf
 from tests.ops.stores import batch_of, leaf, load, store
 
@@ -103,6 +103,16 @@ def test_files_become_leaves_with_their_names_and_executable_bits(db, tmp_path):
     assert [each.node[1] for each in leaves] == [False, True, False]
     manifest, _ = store(db, leaves)
     assert load(db, manifest) == [(tmp_path / name).read_bytes() for name in ("a.json", "run.sh", "empty")]
+
+
+def test_files_that_were_read_before_become_the_same_leaves(db, tmp_path):
+    for name, data, executable in (("a", b"{}", False), ("run.sh", os.urandom(100_000), True), ("empty", b"", False)):
+        (tmp_path / name).write_bytes(data)
+        (tmp_path / name).chmod(0o755 if executable else 0o644)
+        read, _ = store(db, file_leaves({f"x/{name}": FileContent(data, executable)}))
+        assert read == store(db, file_leaves({f"x/{name}": tmp_path / name}))[0]
+    with pytest.raises(InvalidInput):
+        file_leaves({"../x": FileContent(b"")})
 
 
 @pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../b", "a//b", "a/", ".", "a/."])
