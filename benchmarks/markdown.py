@@ -3,11 +3,24 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from benchmarks.chain_report import (
+    RESTORING_HEAD,
+    STORING_HEAD,
+    SUMMARY_HEAD,
+    ChainResults,
+    heading,
+    restoring_cells,
+    storing_cells,
+    summary_rows,
+    verdict,
+)
 from benchmarks.jobs import Row
 from benchmarks.report import OURS, Results, seconds, size, title, worst
 
 ROOT = Path(__file__).resolve().parent.parent
 BASELINE = ROOT / "benchmarks" / "results" / "baseline.json"
+CHAINS_KEPT = BASELINE.with_name("chains.json")
+CHAIN_MARKS = ("<!-- chains: begin (made by `python -m benchmarks.chains --write`) -->", "<!-- chains: end -->")
 MARKS = ("<!-- benchmarks: begin (made by `python -m benchmarks.run --write`) -->", "<!-- benchmarks: end -->")
 HEADLINES = [("commit", "dense"), ("commit", "lora"), ("restore", "dense"), ("restore", "lora")]
 PEERS = ("torch.save", "torch.save + fsync", "safetensors", "DCP", "borg", "restic")
@@ -58,13 +71,39 @@ def documents() -> dict[Path, str]:
     """Return the documents that hold tables, each with the text it should have now."""
     results = Results.from_json(BASELINE.read_text())
     made = {ROOT / "README.md": readme(results), ROOT / "docs" / "benchmarks.md": everything(results)}
-    return {path: _renewed(path.read_text(), table) for path, table in made.items()}
+    renewed = {path: _renewed(path.read_text(), table, MARKS) for path, table in made.items()}
+    if CHAINS_KEPT.exists():
+        table = chains(ChainResults.from_json(CHAINS_KEPT.read_text()))
+        renewed[ROOT / "docs" / "benchmarks.md"] = _renewed(
+            renewed[ROOT / "docs" / "benchmarks.md"], table, CHAIN_MARKS
+        )
+    return renewed
 
 
-def _renewed(document: str, table: str) -> str:
-    before, _, rest = document.partition(MARKS[0] + "\n")
-    _, _, after = rest.partition(MARKS[1])
-    return f"{before}{MARKS[0]}\n{table}{MARKS[1]}{after}"
+def chains(results: ChainResults) -> str:
+    """Return all that a run over chains found: a table over all, then two for each."""
+    where = results.machine
+    versions = ", ".join(f"{name} ({version})" for name, version in results.versions.items())
+    place = ", ".join(where[name] for name in ("processor", "memory", "file system"))
+    out = [f"{results.size.capitalize()} sizes, {results.date}: {place}; Python {where['python']}; {versions}."]
+    if results.skipped:
+        out.append(f"Not installed there: {', '.join(results.skipped)}.")
+    out += ["", *_head(list(SUMMARY_HEAD)), *(_line(row) for row in summary_rows(results))]
+    for subject in results.subjects:
+        storing, restoring = results.of(subject)
+        out += ["", f"**{heading(subject)}**", ""]
+        if storing:
+            out += [*_head(list(STORING_HEAD)), *(_line(storing_cells(row)) for row in storing), ""]
+        if restoring:
+            out += [*_head(list(RESTORING_HEAD)), *(_line(restoring_cells(row)) for row in restoring), ""]
+        out += [f"* {text}" for text in verdict(subject, storing)]
+    return "\n".join(out) + "\n"
+
+
+def _renewed(document: str, table: str, marks: tuple[str, str]) -> str:
+    before, _, rest = document.partition(marks[0] + "\n")
+    _, _, after = rest.partition(marks[1])
+    return f"{before}{marks[0]}\n{table}{marks[1]}{after}"
 
 
 def _full(row: Row, rows: Mapping[str, Row]) -> list[str]:

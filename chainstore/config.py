@@ -7,9 +7,9 @@ where one is to be found: a `KeySource`.
     (268435456, 5400.0)
 
 Environment: NO_COLOR, CHAIN_REPO, CHAIN_HOME, CHAIN_CONFIG_DIR, CHAIN_CACHE_DIR, CHAIN_KEY_FILE, CHAIN_KEY_COMMAND,
-CHAIN_PASSPHRASE, CHAIN_INDEX_DIR, SLURM_TMPDIR, TMPDIR, CHAIN_CODEC, CHAIN_THREADS, CHAIN_MAX_MEMORY and
-CHAIN_GIT_DIFF; an empty variable counts as unset.  The user's settings are `config.toml` in the configuration
-directory.
+CHAIN_PASSPHRASE, CHAIN_INDEX_DIR, SLURM_TMPDIR, TMPDIR, CHAIN_CODEC, CHAIN_THREADS, CHAIN_MAX_MEMORY,
+CHAIN_SHADOW and CHAIN_GIT_DIFF; an empty variable counts as unset.  The user's settings are `config.toml` in the
+configuration directory.
 """
 
 import getpass
@@ -158,7 +158,7 @@ def repo_from_environment() -> str | None:
 
 
 def setting_from_environment(name: str) -> str | None:
-    """Return what CHAIN_CODEC, CHAIN_THREADS, CHAIN_MAX_MEMORY or CHAIN_GIT_DIFF says of a setting."""
+    """Return what CHAIN_CODEC, CHAIN_THREADS, CHAIN_MAX_MEMORY, CHAIN_SHADOW or CHAIN_GIT_DIFF says of a setting."""
     return _variable(f"CHAIN_{name.upper()}")
 
 

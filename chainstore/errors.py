@@ -313,14 +313,23 @@ class IdMismatch(Damaged):
         id: the object, 64 hex digits.
         path, commit, ancestor: where it was needed and the nearest ancestor commit that has other bytes there
             (None where the reader does not know).
+        base: the object to blame, 64 hex digits, where that is not `id` but something it is a difference to.
     """
 
     code = "id-mismatch"
 
     def __init__(
-        self, id: str, why: str, *, path: str | None = None, commit: str | None = None, ancestor: str | None = None
+        self,
+        id: str,
+        why: str,
+        *,
+        path: str | None = None,
+        commit: str | None = None,
+        ancestor: str | None = None,
+        base: str | None = None,
     ) -> None:
         self.id, self.why, self.path, self.commit, self.ancestor = id, why, path, commit, ancestor
+        self.base = base
         place = f"{path!r} of commit {commit[:12]}" if path is not None and commit else f"object {id[:12]}"
         super().__init__(
             f"{place} is damaged: {why}",

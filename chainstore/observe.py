@@ -15,8 +15,8 @@ class Progress:
     """Work under way.
 
     Attributes:
-        verb: "commit", "checkout", "diff", "verify", "repair", "latest-good", "rebuild-index", "gc", "rekey";
-            "verify names" and "gc mark" count commits, "verify copy" objects, instead of bytes.
+        verb: "commit", "checkout", "diff", "verify", "repair", "latest-good", "rebuild-index", "gc", "gc recode",
+            "rekey"; "verify names", "gc mark" and "repack" count commits, "verify copy" objects, instead of bytes.
         done, total: bytes of raw state (total 0 while unknown).
         new, reused: bytes stored anew, bytes found already stored.
     """

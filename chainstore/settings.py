@@ -1,9 +1,9 @@
 """Settings: how a repository is used, and who said so.
 
 In this order, and the first that says something decides: the argument of a call, or a flag; the environment
-(CHAIN_CODEC, CHAIN_THREADS, CHAIN_MAX_MEMORY, CHAIN_GIT_DIFF); the repository's own settings, which travel with it;
-the user's settings; the default.  What a repository forgets, and when its runs take snapshots, only the repository
-itself may say: a policy in somebody's environment must not drop the snapshots of others.
+(CHAIN_CODEC, CHAIN_THREADS, CHAIN_MAX_MEMORY, CHAIN_SHADOW, CHAIN_GIT_DIFF); the repository's own settings, which
+travel with it; the user's settings; the default.  What a repository forgets, and when its runs take snapshots, only the
+repository itself may say: a policy in somebody's environment must not drop the snapshots of others.
 
     >>> resolve("threads", 3, {}).value, resolve("codec", None, {"codec": "small"}).origin
     (3, 'the repository')
@@ -107,6 +107,7 @@ KNOWN: Mapping[str, Setting] = {
     "threads": Setting("workers of commit and checkout", parse_threads, lambda: min(os.cpu_count() or 1, 8)),
     "max_memory": Setting("bytes that commit and checkout may hold at once", parse_memory, lambda: 256 << 20),
     "retention": Setting("which snapshots forget and gc keep", parse_policy, lambda: "", own=True),
+    "shadow": Setting("whether who commits keeps the last snapshot in memory: yes, no", parse_yes, lambda: "yes"),
     "git_diff": Setting("whether managers store the diff of git's work tree: yes, no", parse_yes, lambda: "yes"),
     "interval": Setting("when a manager takes snapshots", parse_when, lambda: "", own=True),
 }

@@ -105,14 +105,19 @@ class Objects:  # sections 6 to 8
                 at += -(-(len(header) + fields[6] + 4) // 64) * 64
 
     def read(self, id, kind):
-        (_, _, found, flags, generation, tags, _, length, _, _, bases, _), header, payload = self.places[id]
-        assert (found, flags, bases) == (kind, 1, 0), "a record of this kind is not known here"
+        (_, _, found, flags, generation, tags, _, length, *_), header, payload = self.places[id]
+        assert (found, flags & ~2) == (kind, 1), "a record of this kind is not known here"
+        bases = [self.read(header[at : at + 32], 3) for at in range(86, len(header) - 4, 32)]
         info = b"chainstore/v1/obj\x01" + self.repo + bytes([kind]) + id
         key = HKDFExpand(hashes.SHA256(), 32, info).derive(self.held[3 if kind == 3 else 4, generation])
         plain = AESGCM(key).decrypt(payload[:12], payload[12:], header)
         for tag in reversed(tags.rstrip(b"\0")):
-            assert tag in (1, 2), "a codec is too new"
-            plain = Planes(plain).read(length) if tag == 1 else Cursor(plain).zstd(len(plain), length)
+            assert tag in (1, 2, 3, 4), "a codec is too new"
+            width = plain[0] & 31  # of the words, should there be planes
+            plain = Cursor(plain).zstd(len(plain), length) if tag == 2 else Planes(plain).read(length)
+            if tag > 2:
+                (base,) = bases
+                plain = difference(plain, base, width) if tag == 4 else xor(plain, base)
         check = blake3(bytes([kind]) + length.to_bytes(8, "little") + plain, key=self.held[1, 0]).digest()
         assert len(plain) == length and check == id, "an object does not hash to its id"
         return plain
@@ -171,6 +176,16 @@ class Planes(Cursor):  # section 9, tag 1
             return np.unpackbits(self.stream(-(-count // 8))[0], bitorder="little")[:count].nonzero()[0]
         gaps = self.stream(self.number(4))[0]
         return np.cumsum(gaps, dtype=np.int64)[gaps < 255] + np.arange(chosen)
+
+
+def xor(residual, base):  # section 9, tag 3
+    return bytes(a ^ b for a, b in zip(residual, base, strict=True))
+
+
+def difference(residual, base, width):  # section 9, tag 4
+    whole = len(base) // width * width
+    folded, before = (np.frombuffer(part[:whole], f"<u{width}") for part in (residual, base))
+    return (before + (folded >> 1 ^ -(folded & 1))).tobytes() + residual[whole:]
 
 
 def main(repository, key_file, out, ref="HEAD"):

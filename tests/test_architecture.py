@@ -24,7 +24,7 @@ MODULES = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*
 FLOORS = [  # ground floor first; a module imports from earlier rows and from its own package
     {"errors"},
     {"ids", "observe", "display"},
-    {"config"},
+    {"config", "limits"},
     {"model", "codecs", "crypto", "policies", "metrics"},
     {"storage", "state"},
     {"refs", "leases"},
@@ -47,8 +47,8 @@ RE_EXPORTS = {("__init__", "state")}  # the front door names `register` where it
 
 # Loaded on first use, because they need torch or numpy: nothing else imports them at the top of a file.
 ON_FIRST_USE = ["codecs/*", "state/*_adapter.py", "state/torch_*.py", "state/numpy_*.py", "state/staging.py"]
-ON_FIRST_USE += ["state/host.py", "ops/diff.py"]
-AT_START = ["codecs/__init__.py", "codecs/base.py", "codecs/chain.py"]
+ON_FIRST_USE += ["state/host.py", "ops/diff.py", "ops/link_*.py"]
+AT_START = ["codecs/__init__.py", "codecs/base.py", "codecs/chain.py", "codecs/adam_parameters.py"]
 # Who may load a module on first use (importlib): adapter, generator, codec, meter, bucket, a command, a public name.
 LOADERS = [
     "state/adapters.py",
@@ -56,6 +56,8 @@ LOADERS = [
     "state/rng.py",
     "codecs/chain.py",
     "ops/comparison.py",
+    "ops/deltas.py",
+    "ops/linking.py",
     "storage/bucket.py",
     "cli/main.py",
     "__init__.py",
@@ -218,8 +220,7 @@ def loaded_too_early(found: Import, path: str) -> str:
     parts = found.name.split(".")
     modules = [file_of(".".join(parts[:end])) for end in range(3, len(parts) + 1)]
     late = any(waits(module) and (SOURCE / module).exists() for module in modules)
-    same_room = len(parts) > 1 and waits(path) and unit_of(path) == parts[1]
-    if found.library != PACKAGE or not late or same_room or unit_of(path) in SEE_ALL:
+    if found.library != PACKAGE or not late or waits(path) or unit_of(path) in SEE_ALL:  # what waits may load others
         return ""
     return f"{found.name} is loaded on first use only, through {', '.join(LOADERS)}"
 

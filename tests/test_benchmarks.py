@@ -8,14 +8,20 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks import gc, goodput, manager, markdown, run
+from benchmarks import chains, gc, goodput, manager, markdown, run
+from benchmarks.chain_report import ChainResults, Subject, verdict
+from benchmarks.chain_workers import Committer, Reader, Restorer, TorchLoader
 from benchmarks.compare.chain import Chain
 from benchmarks.compare.files import TorchSave
+from benchmarks.compare.rules import Array, BitX, Dedupe, arrays, difference_bits
 from benchmarks.jobs import JOBS, PLAN, Row, Turns, WrongResult
+from benchmarks.recorded import Player, Recorder, Trace, find
 from benchmarks.report import Results, Unusable, regressions, table, worst
+from benchmarks.traces import CHAINS
 from benchmarks.workloads import WORKLOADS, Sizes, Small, differences, flat
 
 TINY = Sizes(dense_mb=12, lora_mb=4, tensors=20, commits=3)
@@ -255,3 +261,140 @@ def test_who_gives_back_other_bits_is_in_no_table_of_goodput(tmp_path: Path):
     goodput.check([goodput.TorchSave(tmp_path, training)], training)
     with pytest.raises(WrongResult, match="careless gave back other values"):
         goodput.check([Careless(tmp_path, training)], training)
+
+
+def chain_run(tmp_path: Path, *options: str) -> ChainResults:
+    """Run the benchmark of chains in tiny sizes, and return what it kept."""
+    file = tmp_path / "results.json"
+    assert chains.main(["--quick", *options, "--folder", str(tmp_path), "--json", str(file)]) == 0
+    assert not re.search(r"/(?:home|root|work|tmp|var|mnt|opt|dev|usr)\b", file.read_text())
+    found = ChainResults.from_json(file.read_text())
+    file.unlink()
+    assert not list(tmp_path.iterdir())
+    return found
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_every_chain_comes_back_and_every_peer_has_a_row(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    found = chain_run(tmp_path, "--only", name, "--codecs", "small", "--rules", "BitX rule")
+    (subject,) = found.subjects
+    assert [row.peer for row in found.storing] == ["chainstore small", chains.SAVE, chains.SYNC, "BitX rule"]
+    assert all(len(row.stored_bytes) == subject.states and row.cpu_seconds > 0 for row in found.storing)
+    assert sum(len(row.seconds) for row in found.restoring) > subject.states
+    assert found.storing[0].ratio > found.storing[1].ratio  # something is squeezed, or kept once
+    printed = capsys.readouterr().out
+    assert chains.CHAINS[name].what in printed and ("target:" in printed) == (subject.target is not None)
+    assert bool(subject.facts) == (name == "fork-tree")
+
+
+def test_parts_of_random_states_are_restored_warm_and_cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chains, "RESTORED", ("lora",))
+    found = chain_run(tmp_path, "--only", "W8", "--codecs", "small")
+    kinds = {(row.part, row.cache) for row in found.restoring}
+    assert kinds == {(part, cache) for part in ("whole", "layer", "tensor") for cache in ("warm", "cold")}
+
+
+def test_a_trace_gives_back_what_was_recorded_in_the_same_memory(tmp_path: Path):
+    state = {"w": torch.randn(3, 2).bfloat16(), "frozen": torch.ones(4), "o": {0: [1.5, (True, None, "a")], 1: -0.0}}
+    states = [copy.deepcopy({**state, "w": state["w"] * number}) for number in (1, -1, 2)]
+    recorder = Recorder(tmp_path / "trace")
+    for step, one in enumerate(states):
+        recorder.add(one, step)
+    trace = recorder.close("a key", "a run", ("w", "w"))
+    assert find(tmp_path / "trace", "another key") is None and find(tmp_path / "trace", "a key") == trace
+    assert (tmp_path / "trace" / "arrays.bin").stat().st_size == 3 * 12 + 16
+    player = Player(trace)
+    tensors = [player.state(number)["w"] for number in (2, 0, 1)]
+    assert tensors[0] is tensors[1] is tensors[2]
+    assert [differences(one, player.state(number)) for number, one in enumerate(states)] == [[], [], []]
+    player.close()
+
+
+def test_a_restore_of_one_wrong_bit_ends_the_benchmark_of_chains(tmp_path: Path):
+    class Careless(TorchLoader):
+        name = "careless"
+
+        def load(self, number: int, select: str | None, cold: bool) -> object:
+            back = super().load(number, select, cold)
+            next(iter(flat(back).values())).view(-1)[0].neg_()
+            return back
+
+    reader = Careless(two_states(tmp_path), tmp_path / "file.pt")
+    with pytest.raises(WrongResult, match="careless gave back other values than it got: w"):
+        reader.do(0, "whole", False)
+    reader.close()
+
+
+def two_states(folder: Path) -> Trace:
+    recorder = Recorder(folder / "trace")
+    for number in range(2):
+        recorder.add({"w": torch.arange(1.0, 40_000.0) + number, "n": number}, number)
+    return recorder.close("key", "two states", ("w", "w"))
+
+
+def test_a_part_of_a_state_is_restored_cold_and_compared(tmp_path: Path):
+    trace = two_states(tmp_path)
+    committer = Committer(trace, tmp_path / "place", "small")
+    assert [committer.do(number).new_bytes // 150_000 for number in (0, 0)] == [1, 0]
+    commits = dict(enumerate(committer.do(None).commits))
+    committer.close()
+    readers: list[Reader] = [Restorer(trace, tmp_path / "place", commits), TorchLoader(trace, tmp_path / "file.pt")]
+    for reader in readers:
+        assert reader.do(0, "tensor", True).seconds > 0
+        reader.close()
+
+
+def test_the_rules_of_peers_keep_what_is_new_and_give_it_back():
+    before = arrays({"w": torch.linspace(1, 2, 1 << 19), "small": torch.ones(10), "other": torch.zeros(3)})
+    moved = before["w"].data.view(np.float32) * np.float32(1.0001)
+    now = {**before, "w": before["w"]._replace(data=moved.view(np.uint8))}
+    dedupe, bitx = Dedupe(), BitX()
+    for rule in (dedupe, bitx):
+        first, second = rule.store(before, None), rule.store(now, before)
+        assert [len(kept) for kept in (first, second)] == [3, 2]  # of 2 MiB, and the small ones together
+        assert all(kept.back() == kept.data.tobytes() for kept in (*first, *second))
+    assert dedupe.store(now, before) == []
+    assert sum(kept.stored for kept in bitx.store(now, before)) < moved.nbytes / 1.5
+
+
+def test_the_entropy_is_that_of_planes_of_the_integer_difference():
+    words = np.arange(1024, dtype=np.uint32)
+    before = {"w": Array(words.view(np.uint8), "uint32", 4)}
+    now = {"w": Array((words + (words % 2)).astype(np.uint32).view(np.uint8), "uint32", 4)}
+    assert difference_bits(now, before) == 1024  # one of two differences: a bit for each
+    assert difference_bits(now, now) == 0
+    assert difference_bits(before, None) == 1024 * (8 + 2)
+
+
+def test_a_missed_target_is_told_next_to_the_entropy():
+    subject = Subject("a", "W1", "a chain", 2, 8, 5.0, 1.5, ())
+    row = chains.Storing("a", "chainstore small", True, 16, 8, (8, 10), 1, 0.5, 1.0, 1.0, None, None, 1)
+    peer = replace(row, peer="rule", ours=False, stored_bytes=(8, 9))
+    assert verdict(subject, [row, peer]) == [
+        "chainstore small, states after the first: median 4.00x, worst 4.00x",
+        "best peer: rule, 8.00x; ours stores 2.00 times as much",
+        "target: 5.00x, missed with 4.00x after the first state, 1.60x with it; "
+        "order-0 entropy of the integer differences: 1.50x",
+    ]
+
+
+def test_a_run_over_chains_is_kept_drawn_and_never_kept_where_it_was_quick(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    results = chain_run(tmp_path, "--only", "frozen-cnn", "--codecs", "small", "--rules")
+    file = tmp_path / "kept.json"
+    file.write_text(results.to_json())
+    assert chains.main(["--from", str(file), "--write"]) == chains.MISUSED
+    assert "**W6 frozen-cnn" in markdown.chains(results)
+    told = chains.main(["--from", str(file), "--plots", str(tmp_path / "plots")])
+    if importlib.util.find_spec("matplotlib"):
+        drawn = {path.name for path in (tmp_path / "plots").iterdir()}
+        assert told == 0 and drawn == {f"frozen-cnn-{what}.svg" for what in ("bytes", "throughput", "restore")}
+    else:
+        assert told == chains.MISUSED and "pip install" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wanted", [["W4"], ["zipf-sparse", "zipf-dense-k1", "zipf-dense-k10"]])
+def test_chains_are_asked_for_by_name_or_by_workload(wanted: list[str]):
+    assert chains.chosen(wanted) == ["zipf-sparse", "zipf-dense-k1", "zipf-dense-k10"]
+    assert chains.chosen(["W8"]) == [chains.RESTORE]

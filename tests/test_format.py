@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from cryptography.hazmat.primitives.keywrap import aes_key_unwrap_with_padding
 
 import chainstore as cs
+from chainstore.codecs.base import Against
 from chainstore.codecs.chain import Encoder
 from chainstore.ids import ObjectId
 from chainstore.model.spec import Spec
@@ -281,11 +282,37 @@ def test_planes_are_read_as_the_document_says(name: str, choice: str):
     array = arrays()[name]
     dtype = "bfloat16" if name == "bfloat16 bits" else array.dtype.name
     for data in (array.tobytes(), array.tobytes()[:-3]):
-        tags, payload = Encoder(choice).encode(memoryview(data), Spec(dtype, array.shape))
+        tags, payload, _ = Encoder(choice).encode(memoryview(data), Spec(dtype, array.shape))
         if tags == b"\x01\0\0\0":
             assert Planes(bytes(payload), len(data)).read() == data
         else:
             assert tags == bytes(4) and bytes(payload) == data
+
+
+def unfolded(residual: bytes, base: bytes, width: int) -> bytes:
+    """Section 9, tag 4."""
+    plain = b""
+    for at in range(0, len(base) // width * width, width):
+        r, before = (int.from_bytes(part[at : at + width], "little") for part in (residual, base))
+        plain += ((before + (-(r + 1) // 2 if r % 2 else r // 2)) % 256**width).to_bytes(width, "little")
+    return plain + residual[len(plain) :]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "complex64", "uint8", "raw3", "raw12"])
+def test_residuals_are_read_as_the_document_says(dtype: str):
+    chance = np.random.default_rng(2)
+    base = chance.bytes(6007)
+    moved = np.frombuffer(base, np.uint8) + np.where(chance.random(6007) < 0.05, chance.integers(-3, 4, 6007), 0)
+    data = moved.astype(np.uint8).tobytes()
+    for tag in (3, 4):
+        coded = Encoder("auto").encode(memoryview(data), Spec(dtype, (1,)), [Against(tag, (memoryview(base),))])
+        assert coded.tags == bytes((tag, 0, 0, 0)) and coded.against is not None
+        payload = bytes(coded.payload)
+        residual = Planes(payload, len(data)).read()
+        if tag == 3:
+            assert bytes(a ^ b for a, b in zip(residual, base, strict=True)) == data
+        else:
+            assert unfolded(residual, base, payload[0] & 0x1F) == data
 
 
 def name_of(path: tuple[str, ...]) -> bytes:

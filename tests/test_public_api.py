@@ -33,6 +33,7 @@ UNNAMED = {
     "BranchHold",
     "Damage",
     "Entry",
+    "FileContent",
     "KeyProvider",
     "KeySlot",
     "Leaf",

@@ -1,10 +1,11 @@
 """How fast and how small each codec makes real training state, one thread; and the primitives behind its choices.
 
-Run from the repository root: `python -m benchmarks.micro.codecs [--seconds 0.3] [--primitives]`.
+Run from the repository root: `python -m benchmarks.micro.codecs [--seconds 0.3] [--primitives | --deltas]`.
 
 The state is that of a small transformer after 60 steps of torch's AdamW; "low bits" rows are the same numbers kept in
 fewer bits.  GB/s are of raw state, medians over chunks of 1 MiB; every chunk is decoded and compared first.  The last
-two columns are plain zstd on the same chunks.
+two columns are plain zstd on the same chunks.  `--deltas` codes the state against itself k steps before, with each of
+the codecs that know nothing of optimizers, and says for how many chunks `Encoder.choose` takes it.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 import zstandard
 
+from chainstore.codecs.base import DIFFERENCE, XOR, Against
 from chainstore.codecs.chain import Decoder, Encoder
 from chainstore.codecs.planes import Scratch, read_field
 from chainstore.codecs.positions import gather
@@ -26,26 +28,66 @@ from chainstore.model.spec import Spec
 CHUNK = 1 << 20
 CHUNKS_OF_EACH = 8
 WIDTH, WORDS, STEPS = 256, 2048, 60
+DELTAS = {XOR: "xor", DIFFERENCE: "difference"}
 
 
-def trained() -> dict[str, torch.Tensor]:
-    """Return the weights and both moments of a model after `STEPS` steps, each as one flat float32 tensor."""
+Trained = tuple[torch.nn.Module, torch.optim.AdamW]
+State = dict[str, torch.Tensor]
+
+
+def started() -> Trained:
+    """Return a model and its optimizer before the first step."""
     torch.manual_seed(0)
     block = torch.nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, batch_first=True, dropout=0)
     model = torch.nn.Sequential(torch.nn.Embedding(WORDS, WIDTH), block, torch.nn.Linear(WIDTH, WORDS))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for _ in range(STEPS):
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def train(run: Trained, steps: int) -> None:
+    """Take that many steps."""
+    model, optimizer = run
+    for _ in range(steps):
         tokens = (torch.rand(8, 64) ** 2 * WORDS).long()
         loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), ((tokens * 7 + 1) % WORDS).flatten())
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
+
+
+def state_of(run: Trained) -> State:
+    """Return the weights and both moments, each as one flat float32 tensor of its own."""
+    model, optimizer = run
     parameters = list(model.parameters())
     moments = {"m": "exp_avg", "v": "exp_avg_sq"}
     state = {"w": torch.cat([p.detach().flatten() for p in parameters])}
     for name, key in moments.items():
         state[name] = torch.cat([optimizer.state[p][key].flatten() for p in parameters])
     return state
+
+
+def trained() -> State:
+    """Return weights and moments after `STEPS` steps."""
+    run = started()
+    train(run, STEPS)
+    return state_of(run)
+
+
+def pairs() -> Iterator[tuple[str, Spec, bytes, bytes]]:
+    """Yield (name, spec, raw bytes before, raw bytes after) of state some steps apart."""
+    run = started()
+    train(run, STEPS)
+    for rate, dtypes in ((1e-3, [torch.float32]), (1e-5, [torch.float32, torch.bfloat16, torch.float16])):
+        run[1].param_groups[0]["lr"] = rate
+        train(run, 1)
+        for k in (1, 10):
+            before = state_of(run)
+            train(run, k)
+            after = state_of(run)
+            for name in before:
+                for dtype in dtypes if name == "w" else dtypes[:1] if rate == 1e-3 else []:
+                    spec = Spec(str(dtype).removeprefix("torch."), tuple(before[name].shape))
+                    old, new = (state[name].to(dtype).view(torch.uint8).numpy().tobytes() for state in (before, after))
+                    yield f"{name} {spec.dtype} lr {rate:.0e} k={k}", spec, old, new
 
 
 def rows() -> Iterator[tuple[str, Spec, bytes]]:
@@ -94,7 +136,7 @@ def measure(choice: str, spec: Spec, chunks: list[memoryview], seconds: float) -
     encoder, decoder, out = Encoder(choice), Decoder(), memoryview(bytearray(CHUNK))
     stored, encode, decode = 0, 0.0, 0.0
     for chunk in chunks:
-        tags, scratch = encoder.encode(chunk, spec)
+        tags, scratch, _ = encoder.encode(chunk, spec)
         payload = memoryview(bytes(scratch))
         decoder.decode(tags, payload, out)
         assert out == chunk, "a chunk did not come back"
@@ -130,6 +172,30 @@ def table(seconds: float) -> None:
     for choice, parts in dense.items():
         size, stored, encode, decode = (sum(column) for column in zip(*parts, strict=True))
         print(line("w, m, v float32 together", choice, int(size), int(stored), encode, decode))
+
+
+def deltas(seconds: float) -> None:
+    """Print one line for each pair of states and codec; the last column says how many chunks `choose` gives to it."""
+    print(f"{'data':32s} {'codec':10s} {'ratio':>8s} {'encode':>7s} {'decode':>7s} chosen")
+    encoder, decoder, out = Encoder("auto"), Decoder(), memoryview(bytearray(CHUNK))
+    for name, spec, before, after in pairs():
+        chunks = list(zip(chunks_of(before), chunks_of(after), strict=True))
+        every = [[Against(tag, (base,)) for tag in DELTAS] for base, _ in chunks]
+        chosen = [encoder.choose(chunk, spec, ways) for (_, chunk), ways in zip(chunks, every, strict=True)]
+        for tag, codec in (None, "alone"), *DELTAS.items():
+            stored, encode, decode = 0, 0.0, 0.0
+            for base, chunk in chunks:
+                ways = [] if tag is None else [Against(tag, (base,))]
+                tags, scratch, against = encoder.encode(chunk, spec, ways)
+                payload, bases = memoryview(bytes(scratch)), against.bases if against is not None else ()
+                decoder.decode(tags, payload, out, bases)
+                assert out == chunk, "a chunk did not come back"
+                stored += len(payload)
+                encode += seconds_of(partial(encoder.encode, chunk, spec, ways), seconds / len(chunks))
+                decode += seconds_of(partial(decoder.decode, tags, payload, out, bases), seconds / len(chunks))
+            size, votes = CHUNK * len(chunks), sum(tag == (way.tag if way is not None else None) for way in chosen)
+            speeds = f"{size / encode / 1e9:7.2f} {size / decode / 1e9:7.2f}"
+            print(f"{name:32s} {codec:10s} {size / stored:7.2f}x {speeds} {votes:4d}", flush=True)
 
 
 def line(name: str, choice: str, size: int, stored: int, encode: float, decode: float) -> str:
@@ -168,8 +234,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=0.15, help="time spent on each figure")
     parser.add_argument("--primitives", action="store_true", help="print the primitives instead of the codecs")
+    parser.add_argument("--deltas", action="store_true", help="print what codes a chunk against an earlier one instead")
     arguments = parser.parse_args()
-    (primitives if arguments.primitives else table)(arguments.seconds)
+    (primitives if arguments.primitives else deltas if arguments.deltas else table)(arguments.seconds)
 
 
 if __name__ == "__main__":

@@ -27,13 +27,14 @@ def command(app: App) -> None:
     codec        how arrays are coded: auto, none, fast, small
     threads      workers of commit and checkout
     max_memory   bytes that commit and checkout may hold at once, such as 256MiB
+    shadow       whether who commits differences keeps the last snapshot in memory: yes, no
     git_diff     whether managers store how the git work tree differs from HEAD: yes, no
     retention    which snapshots forget and gc keep, such as "last=5 daily=7"; only the repository's own counts
     interval     when a manager takes snapshots, such as "100 steps or 30m"; only the repository's own counts
 
     The first that says something decides: a flag or argument; CHAIN_CODEC, CHAIN_THREADS, CHAIN_MAX_MEMORY,
-    CHAIN_GIT_DIFF; the repository's own settings, which `set` and `unset` change; the user's settings (config.toml);
-    the default.
+    CHAIN_SHADOW, CHAIN_GIT_DIFF; the repository's own settings, which `set` and `unset` change; the user's settings
+    (config.toml); the default.
     """
 
 

@@ -56,6 +56,7 @@ def _lines(report: GcReport, explain: bool) -> Iterator[str]:
             yield f"{size(report.useless_bytes)} would be freed"
         else:
             moved = f", {size(report.moved_bytes)} moved together" if report.moved_bytes else ""
+            moved += f", {size(report.recoded_bytes)} coded anew" if report.recoded_bytes else ""
             yield f"{size(report.freed_bytes)} freed, {count(report.packs_removed, 'pack')} removed{moved}"
     if explain and not report.nothing_to_do:
         yield from _table(report.kept)

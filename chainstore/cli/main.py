@@ -51,6 +51,7 @@ SECTIONS = {
     "Upkeep": {
         "forget": "Drop old snapshots by a policy, or by name.",
         "gc": "Take away what nothing leads to, and free its space.",
+        "repack": "Store all history anew, smaller.",
         "verify": "Prove what is stored.",
         "rebuild-index": "Make the index anew from log and packs.",
         "config": "List, read or change settings.",

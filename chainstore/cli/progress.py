@@ -18,6 +18,7 @@ _COUNTED = {
     "verify names": "commits",
     "verify copy": "objects",
     "gc mark": "commits",
+    "repack": "commits",
 }  # verbs whose progress is in things, not in bytes
 
 

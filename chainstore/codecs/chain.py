@@ -2,27 +2,40 @@
 
 Codec modules are imported at the first use of their tag: this module loads neither numpy nor zstandard.
 
-    >>> tags, payload = Encoder("auto").encode(memoryview(bytes(4096)), None)
+    >>> from random import Random
+    >>> from chainstore.codecs.base import DIFFERENCE
+    >>> before = Random(1).randbytes(4096)
+    >>> after = before[:99] + bytes(9) + before[108:]
+    >>> coded = Encoder("auto").encode(memoryview(after), None, [Against(DIFFERENCE, (memoryview(before),))])
+    >>> len(coded.payload) < 50
+    True
     >>> plain = bytearray(4096)
-    >>> Decoder().decode(tags, payload, memoryview(plain))
-    >>> plain == bytes(4096)
+    >>> Decoder().decode(coded.tags, coded.payload, memoryview(plain), [memoryview(before)])
+    >>> plain == after
     True
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from typing import NamedTuple
 
 from chainstore.codecs.base import (
+    BUILT_IN_DELTAS,
     CODEC_MODULES,
+    DIFFERENCE,
     GENERAL,
     NO_HINT,
     NOT_SHORTER,
     PLANES,
     RAW_TAGS,
     TAG_BYTES,
+    XOR,
+    Against,
     Codec,
     Effort,
+    Encoded,
     Factory,
+    Foresighted,
     Hint,
     ItemSpec,
     effort_named,
@@ -31,7 +44,8 @@ from chainstore.errors import ConfigError, FormatTooNew, Malformed
 
 _SMALLEST_BYTES = 32  # below this a frame's own head eats the gain
 _WIDEST_ITEM_BYTES = 16  # wider items (structures, text) are better left whole: zstd sees their fields repeat
-_KEEP_SHIFT = 7  # a payload must save 1/128: below that reading it costs more than it saves
+_KEEP_SHIFT = 7  # a payload must save 1/128: below that reading it costs more than it saves, and so do its bases
+_SAMPLE_BYTES = 64 << 10  # of a chunk, to tell which way to code an array
 
 _factories: dict[int, Factory] = {}  # codecs registered at run time, by tag
 _deltas: list[int] = []  # those of them that use bases, in order of registration
@@ -41,8 +55,8 @@ def register(tag: int, factory: Factory, *, delta: bool) -> None:
     """Make a codec known under `tag` in this process; readers without it refuse its records as too new.
 
     Args:
-        delta: it uses bases and keeps the length; where there are bases it is tried before the byte planes, beside
-            the byte planes alone, and the smallest payload wins.
+        delta: it uses bases and keeps the length; where it is offered (`Against`) it is tried before the byte planes,
+            beside the byte planes alone, and the smallest payload wins.
 
     Raises:
         ConfigError: the tag is out of range or taken.
@@ -63,11 +77,31 @@ def unregister(tag: int) -> None:
 
 def uses_bases(tags: bytes) -> bool:
     """Return whether a record with these (known) tags needs its bases to be read."""
-    return any(tag in _deltas for tag in tags)
+    return any(tag in BUILT_IN_DELTAS or tag in _deltas for tag in tags)
+
+
+def registered_deltas() -> tuple[int, ...]:
+    """Return the tags of codecs with bases that were registered, for whoever offers ways to code a chunk."""
+    return tuple(_deltas)
 
 
 def _as_bytes(view: memoryview) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+class Items(NamedTuple):
+    """Items of which nobody knows more than how wide they are and whether they are numbers of floating point."""
+
+    itemsize: int
+    kind: str
+
+
+def items_in(tags: bytes, payload: memoryview) -> Items | None:
+    """Return what a payload was taken for, so that the same array can be coded anew; None where it does not say."""
+    if tags[0] not in (PLANES, XOR, DIFFERENCE) or not len(payload):
+        return None
+    width, rotated = payload[0] & 0x1F, payload[0] >> 7
+    return Items(width, "float" if rotated or tags[0] == DIFFERENCE else "uint")
 
 
 class _Codecs:
@@ -89,7 +123,9 @@ class _Codecs:
             return _factories[tag]
         if tag not in CODEC_MODULES:
             raise FormatTooNew(f"codec {tag}", "read")
-        factory: Factory = import_module(CODEC_MODULES[tag]).make
+        module = import_module(CODEC_MODULES[tag])
+        several: Mapping[int, Factory] | None = getattr(module, "FACTORIES", None)
+        factory: Factory = module.make if several is None else several[tag]
         return factory
 
 
@@ -120,52 +156,67 @@ class Encoder:
         self._codecs = None if choice == "none" else _Codecs(effort_named(choice))
         self._buffers = _Buffers()
 
-    def encode(
-        self,
-        data: memoryview,
-        spec: ItemSpec | None,
-        bases: Sequence[memoryview] = (),
-        hint: Hint = NO_HINT,
-    ) -> tuple[bytes, memoryview]:
-        """Return the four tag bytes and the payload of a chunk; the payload is never longer than `data`.
+    def encode(self, data: memoryview, spec: ItemSpec | None, against: Sequence[Against] = ()) -> Encoded:
+        """Return a chunk in the fewest bytes: as it is, alone, or in one of the ways `against` others.
+
+        The payload is never longer than `data`.  What needs bases must save 1/128 of the data more than what needs
+        none; the latter is not tried where a sample says that it loses.
 
         Args:
             data: C-contiguous bytes, any length, any alignment.
             spec: the items `data` consists of; None where nothing is known.
-            bases: plain bytes of chunks it may be coded against; used only if `uses_bases(tags)` says so afterwards.
-
-        Returns:
-            The tags and either `data` itself or scratch memory that is valid until the next call.
+            against: ways to code it against other chunks.
         """
         data = _as_bytes(data)
-        best: tuple[bytes, memoryview] = (RAW_TAGS, data)
+        best = Encoded(RAW_TAGS, data, None)
         if self._codecs is None or len(data) < _SMALLEST_BYTES:
             return best
-        limit = len(data) - (len(data) >> _KEEP_SHIFT)
-        free, taken = "one", "other"  # so that a candidate never overwrites the best before it
-        for tags in _candidates(spec, bases):
-            out = self._buffers.take(free, len(data))
-            length = self._apply([self._codecs[tag] for tag in tags], data, spec, bases, hint, out)
-            if length != NOT_SHORTER and length < min(limit, len(best[1])):
-                best = tags.ljust(TAG_BYTES, b"\0"), out[:length]
-                free, taken = taken, free
-        return best
+        least = len(data) >> _KEEP_SHIFT
+        limit, rooms = len(data) - least, ["one", "other"]
+        for way in against:
+            best = self._try(way, data, spec, rooms, limit) or best
+            limit = min(limit, len(best.payload))
+        if best.against is not None:
+            limit += least
+            planes = self._codecs[PLANES] if _is_array(spec) else None
+            if isinstance(planes, Foresighted) and planes.at_least(data, spec) >= limit:
+                return best
+        return self._try(None, data, spec, rooms, limit) or best
 
-    def _apply(
-        self,
-        codecs: Sequence[Codec],
-        data: memoryview,
-        spec: ItemSpec | None,
-        bases: Sequence[memoryview],
-        hint: Hint,
-        out: memoryview,
-    ) -> int:
-        for position, codec in enumerate(codecs[:-1]):
-            between = self._buffers.take(f"between {position % 2}", len(data))
-            if codec.encode(data, spec, bases[: codec.bases], hint, between) != len(data):
-                return NOT_SHORTER
-            data = between
-        return codecs[-1].encode(data, spec, bases[: codecs[-1].bases], hint, out)
+    def choose(self, data: memoryview, spec: ItemSpec | None, against: Sequence[Against]) -> Against | None:
+        """Return which of these ways `encode` would take, judged by 64 KiB from the middle; None: none of them pays."""
+        data, item = _as_bytes(data), spec.itemsize if spec is not None and _is_array(spec) else 1
+        start = max(0, len(data) - _SAMPLE_BYTES) // 2 // item * item
+        sample = slice(start, start + _SAMPLE_BYTES // item * item)
+        whole = [way for way in against if _fits(way, data)]
+        parts = [way._replace(bases=tuple(_as_bytes(base)[sample] for base in way.bases)) for way in whole]
+        chosen = self.encode(data[sample], spec, parts).against
+        return next((way for way, part in zip(whole, parts, strict=True) if part is chosen), None)
+
+    def _try(
+        self, way: Against | None, data: memoryview, spec: ItemSpec | None, rooms: list[str], limit: int
+    ) -> Encoded | None:
+        """Return the chunk coded this way if that takes fewer bytes than `limit`, in the first of the rooms.
+
+        The rooms then change places, so that what is tried next leaves it alone.
+        """
+        assert self._codecs is not None
+        tags = _chain(way, spec)
+        codecs = [self._codecs[tag] for tag in tags]
+        if way is not None and not (_fits(way, data) and len(way.bases) <= codecs[0].bases):
+            return None
+        bases = [_as_bytes(base) for base in way.bases] if way is not None else []
+        hint = Hint(parameters=way.parameters) if way is not None else NO_HINT
+        for left, codec in enumerate(codecs, 1 - len(codecs)):
+            out = self._buffers.take(f"between {left}" if left else rooms[0], len(data))
+            length = codec.encode(data, spec, bases[: codec.bases], hint, out)
+            if length == NOT_SHORTER or (left and length != len(data)):
+                return None
+            data = out
+        if length >= limit:
+            return None
+        rooms.reverse()
+        return Encoded(tags.ljust(TAG_BYTES, b"\0"), out[:length], way)
 
 
 class Decoder:
@@ -182,10 +233,10 @@ class Decoder:
             tags: the four tag bytes of its record.
             payload: what `Encoder.encode` returned; may be hostile; must not overlap `out`.
             out: exactly as long as the chunk, writable, any alignment; undefined after an error.
-            bases: plain bytes of the record's bases, in its order.
+            bases: plain bytes of the record's bases, in its order; they may not overlap `out`.
 
         Raises:
-            Malformed: payload, tags and number of bases cannot belong to a chunk of this length.
+            Malformed: payload, tags, number and lengths of the bases cannot belong to a chunk of this length.
             FormatTooNew: a tag is not known here.
         """
         payload, out = _as_bytes(payload), _as_bytes(out)
@@ -194,6 +245,9 @@ class Decoder:
             raise Malformed("raw payload", f"it has {len(payload)} bytes where {len(out)} belong")
         if len(bases) > max((codec.bases for codec in codecs), default=0):
             raise Malformed("record", f"its codecs cannot use {len(bases)} bases")
+        if any(base.nbytes != len(out) for base in bases):
+            raise Malformed("record", f"its bases have {[base.nbytes for base in bases]} bytes, not {len(out)}")
+        bases = [_as_bytes(base) for base in bases]
         for position, codec in reversed(list(enumerate(codecs))):
             plain = out if position == 0 else self._buffers.take(f"between {position % 2}", len(out))
             codec.decode(payload, None, bases[: codec.bases], plain)
@@ -209,10 +263,16 @@ def _applied(tags: bytes) -> bytes:
     return applied
 
 
-def _candidates(spec: ItemSpec | None, bases: Sequence[memoryview]) -> Iterator[bytes]:
-    if spec is None or spec.itemsize > _WIDEST_ITEM_BYTES:
-        yield bytes((GENERAL,))
-        return
-    yield bytes((PLANES,))
-    if bases:
-        yield from (bytes((tag, PLANES)) for tag in _deltas)
+def _is_array(spec: ItemSpec | None) -> bool:
+    return spec is not None and spec.itemsize <= _WIDEST_ITEM_BYTES
+
+
+def _fits(way: Against, data: memoryview) -> bool:
+    return all(base.nbytes == data.nbytes for base in way.bases)
+
+
+def _chain(way: Against | None, spec: ItemSpec | None) -> bytes:
+    """Return the tags of the codecs that this way takes."""
+    if way is None:
+        return bytes((PLANES if _is_array(spec) else GENERAL,))
+    return bytes((way.tag,)) if way.tag in BUILT_IN_DELTAS else bytes((way.tag, PLANES))

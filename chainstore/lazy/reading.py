@@ -136,6 +136,5 @@ def _reads_well(db: LocalDatabase, commit: Commit, keys: Path | None, which: str
 
 
 def _placed(error: IdMismatch, path: str, commit: Commit, ancestor: ObjectId | None) -> IdMismatch:
-    return IdMismatch(
-        error.id, error.why, path=path, commit=str(commit.id), ancestor=str(ancestor) if ancestor else None
-    )
+    nearest = str(ancestor) if ancestor else None
+    return IdMismatch(error.id, error.why, path=path, commit=str(commit.id), ancestor=nearest, base=error.base)

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Final
 
 from chainstore.errors import ForkedHandle, MemoryShort
-from chainstore.manager.limits import memory_left
+from chainstore.limits import memory_left
 
 __all__ = ["HEADROOM", "Buffer", "make_buffer", "memory_left"]
 

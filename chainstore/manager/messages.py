@@ -98,6 +98,7 @@ class Durable:
     stored_bytes: int = 0
     checksums: bytes = b""
     left_out: Mapping[str, str] = field(default_factory=dict)
+    delta_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +138,10 @@ def encode_message(message: Message) -> bytes:
             return encode([2, retention])
         case Bye():
             return encode([3])
-        case Durable(number, commit, seconds, raw, new, stored, sums, left_out):
+        case Durable(number, commit, seconds, raw, new, stored, sums, left_out, delta):
             files: Encodable = [[_readable(name), _readable(why)] for name, why in left_out.items()]
-            return encode([4, number, commit, struct.pack("<d", seconds), raw, new, stored, sums, files])
+            sizes = (raw, new, stored, delta)
+            return encode([4, number, commit, struct.pack("<d", seconds), *sizes, sums, files])
         case Failed(number, code, text, hint):
             return encode([5, number, *map(_readable, (code, text, hint))])
         case Told(code, text):
@@ -161,9 +163,20 @@ def decode_message(data: bytes) -> Message:
             return Tidy(retention)
         case [3]:
             return Bye()
-        case [4, int(number), str(commit), bytes(seconds), int(raw), int(new), int(stored), bytes(sums), list(files)]:
+        case [
+            4,
+            int(number),
+            str(commit),
+            bytes(seconds),
+            int(raw),
+            int(new),
+            int(stored),
+            int(delta),
+            bytes(sums),
+            list(files),
+        ]:
             left_out = {str(name): str(why) for name, why in files}  # type: ignore  # our own process wrote it
-            return Durable(number, commit, struct.unpack("<d", seconds)[0], raw, new, stored, sums, left_out)
+            return Durable(number, commit, struct.unpack("<d", seconds)[0], raw, new, stored, sums, left_out, delta)
         case [5, int(number), str(code), str(text), str(hint)]:
             return Failed(number, code, text, hint)
         case [6, str(code), str(text)]:

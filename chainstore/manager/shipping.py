@@ -329,6 +329,7 @@ class Shipping:
             raw_bytes=result.raw_bytes,
             new_bytes=result.new_bytes,
             stored_bytes=result.stored_bytes,
+            delta_bytes=result.delta_bytes,
         )
         self._telemetry.landed(landing, self.pending)
         self._landed(landing)

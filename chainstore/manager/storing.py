@@ -42,7 +42,7 @@ def store_leaves(repo: Repository, number: int, leaves: Sequence[Leaf], request:
         return failure(number, error)
     stats = commit.stats
     sizes = (stats.raw_bytes, stats.new_bytes, stats.stored_bytes)
-    return Durable(number, str(commit.id), stats.seconds or 0.0, *sizes, sums, left_out)
+    return Durable(number, str(commit.id), stats.seconds or 0.0, *sizes, sums, left_out, stats.delta_bytes)
 
 
 def _commit_what_reads(repo: Repository, leaves: Sequence[Leaf], request: Request) -> tuple[Commit, dict[str, str]]:

@@ -23,6 +23,7 @@ class Landing:
         stall_s: that training stood still.  written_s: that it was written, beside training or within the stall.
         durable_s: from the beginning of the capture until it was durable.
         raw_bytes: of the state.  new_bytes: of these, not stored before.  stored_bytes: what the new ones take.
+        delta_bytes: of the new ones, those that are stored as differences.
     """
 
     step: int | None
@@ -35,6 +36,7 @@ class Landing:
     raw_bytes: int
     new_bytes: int
     stored_bytes: int
+    delta_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ class Telemetry:
         metrics.durable.observe(landing.durable_s)
         kinds = {
             "new": landing.new_bytes,
+            "delta": landing.delta_bytes,
             "stored": landing.stored_bytes,
             "reused": landing.raw_bytes - landing.new_bytes,
         }

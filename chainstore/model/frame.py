@@ -29,6 +29,7 @@ MAX_PAYLOAD = 1 << 30  # bytes; a chunk is about 1 MiB, so anything near this is
 MAX_LINE = 1 << 28  # bytes; a checkpoint of a million refs stays below
 
 FLAG_ENCRYPTED = 1
+FLAG_KEYFRAME = 2
 KIND_CONTENTS = 16  # not an object: the list of headers that closes a full pack
 
 _FIXED = struct.Struct("<8sBBHI4sQQ32sBB16s")
@@ -72,7 +73,8 @@ class Header:
 
     Attributes:
         kind: a `Kind`, or KIND_CONTENTS.
-        flags: bit 0: the payload is sealed.
+        flags: bit 0 (FLAG_ENCRYPTED): the payload is sealed; bit 1 (FLAG_KEYFRAME): it is a difference to the keyframe
+            before it, and what comes next is one to it.
         generation: which data key sealed it (0 in an unencrypted repository).
         codecs: up to four codec tags in order of application, zero padded.
         stored_len, plain_len: bytes of payload, bytes of the object.

@@ -9,16 +9,20 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from chainstore.codecs.base import DIFFERENCE, XOR, Encoded
 from chainstore.codecs.chain import Decoder, Encoder
 from chainstore.errors import ForkedHandle, StorageError
 from chainstore.ids import Kind, ObjectId
 from chainstore.model.change import PackGrown
 from chainstore.model.frame import Buffer, Header, frame_record
 from chainstore.model.spec import Spec
+from chainstore.odb.offer import Choose
 from chainstore.odb.record import Sealer
 from chainstore.odb.rows import INLINE_BYTES, Placed
 from chainstore.storage.pack import PackWriter, salvage
 
+PLAIN_DELTAS = frozenset({XOR, DIFFERENCE})  # without arithmetic that could come out otherwise
+_LOOK_AT_EVERY = 64
 SYNC_BYTES = 32 << 20  # written but not yet synced: enough to keep a disk busy, little enough to wait for at the end
 
 
@@ -64,10 +68,11 @@ class Benches:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What became of an object: its id and the bytes it took, 0 where it was known."""
+    """What became of an object: its id, the bytes it took, 0 where it was known, and whether as a difference."""
 
     id: ObjectId
     stored: int
+    delta: bool = False
 
 
 class LocalBatch:
@@ -78,6 +83,7 @@ class LocalBatch:
         open_pack: gives a pack to append to, its flock held.
         take_back: takes the packs of a batch that was closed.
         codec: "auto", "none", "fast" or "small".
+        depth_of: returns the depth of an object's record by the index; None where it is not stored.
     """
 
     def __init__(
@@ -88,9 +94,11 @@ class LocalBatch:
         known: Callable[[ObjectId], bool],
         open_pack: Callable[[], PackWriter],
         take_back: Callable[["LocalBatch"], None] | None = None,
+        depth_of: Callable[[ObjectId], int | None] = lambda id: None,
     ) -> None:
         self._sealer, self._benches, self._codec = sealer, benches, codec
         self._known, self._open_pack, self._take_back = known, open_pack, take_back
+        self._depth_of = depth_of
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._trusted: frozenset[ObjectId] = frozenset()
@@ -100,6 +108,8 @@ class LocalBatch:
         self._placed: dict[bytes, list[Placed]] = {}
         self._contents: dict[bytes, int] = {}
         self._broken = False
+        self._depths: dict[ObjectId, int] = {}
+        self._differences = 0  # made so far
 
     def trust(self, ids: Iterable[ObjectId]) -> None:
         """Take these as known without a look: a parent that must still be the tip when we publish names them."""
@@ -125,8 +135,11 @@ class LocalBatch:
         """The packs that this batch holds."""
         return tuple(self._packs)
 
-    def append(self, kind: Kind, plain: Buffer, spec: Spec | None = None) -> Stored:
+    def append(self, kind: Kind, plain: Buffer, spec: Spec | None = None, choose: Choose | None = None) -> Stored:
         """Store an object unless it is known.
+
+        Args:
+            choose: returns what it may be stored as a difference to; asked only where it is not known.
 
         Raises:
             StoreFull, StorageError: it could not be written; the batch is of no use any more.
@@ -137,13 +150,32 @@ class LocalBatch:
             return Stored(id, 0)
         bench = self._benches.take(self._codec if kind is Kind.CHUNK else "auto")
         try:
-            header, payload = self._seal(bench, kind, id, plain, spec)
-            return Stored(id, self._put(header, payload))
+            header, payload = self._seal(bench, kind, id, plain, spec, choose)
+            return Stored(id, self._put(header, payload), bool(header.bases))
         except BaseException:
             self._broken = True  # the object is claimed but not there, and its place in the pack may hold anything
             raise
         finally:
             self._benches.give_back(bench)
+
+    def rely(self, id: ObjectId) -> bool:
+        """Count on an object that is stored already, and return whether it is."""
+        if id in self._trusted:
+            return True
+        with self._lock:
+            if id in self._claimed or id in self._relied:
+                return True
+        if not self._known(id):
+            return False
+        with self._lock:
+            self._relied.add(id)
+        return True
+
+    def depth(self, id: ObjectId) -> int | None:
+        """Return the depth of an object's record that this batch holds, or relies on; None where it is not known."""
+        with self._lock:
+            found = self._depths.get(id)
+        return found if found is not None else self._depth_of(id)
 
     def append_record(self, header: Header, payload: Buffer) -> Stored:
         """Store a record that is sealed already, unless its object is known.
@@ -239,12 +271,33 @@ class LocalBatch:
             return True
 
     def _seal(
-        self, bench: Bench, kind: Kind, id: ObjectId, plain: Buffer, spec: Spec | None
+        self, bench: Bench, kind: Kind, id: ObjectId, plain: Buffer, spec: Spec | None, choose: Choose | None
     ) -> tuple[Header, bytes | memoryview]:
         view = memoryview(plain).cast("B")
-        codecs, encoded = bench.encoder.encode(view, spec)
-        room = bench.room("sealed", self._sealer.sealed_bytes(len(encoded)))
-        return self._sealer.seal(kind, id, len(view), codecs, encoded, room)
+        ways = choose(bench.encoder, view) if choose is not None else ()
+        encoded = bench.encoder.encode(view, spec, [way for _, way in ways])
+        offer = next((offer for offer, way in ways if way is encoded.against), None)
+        if offer is not None and self._comes_back(bench, encoded, view):
+            depth, bases, keyframe = offer.depth, tuple(base.id for base in offer.bases), offer.keyframe
+        else:
+            if offer is not None:  # it would not: never seen, and never stored
+                encoded = bench.encoder.encode(view, spec)
+            depth, bases, keyframe = 0, (), False
+        room = bench.room("sealed", self._sealer.sealed_bytes(len(encoded.payload)))
+        return self._sealer.seal(
+            kind, id, len(view), encoded.tags, encoded.payload, room, depth=depth, bases=bases, keyframe=keyframe
+        )
+
+    def _comes_back(self, bench: Bench, encoded: Encoded, plain: memoryview) -> bool:
+        """Return whether a difference decodes to what it was made of; looked at of each that predicts, and of a few."""
+        assert encoded.against is not None
+        with self._lock:
+            self._differences += 1
+            if encoded.against.tag in PLAIN_DELTAS and self._differences % _LOOK_AT_EVERY:
+                return True
+        out = bench.room("again", len(plain))
+        bench.decoder.decode(encoded.tags, encoded.payload, out, encoded.against.bases)
+        return bytearray(out) == plain  # (two views are compared item by item)
 
     def _put(self, header: Header, payload: Buffer) -> int:
         parts = frame_record(header, payload)
@@ -253,6 +306,7 @@ class LocalBatch:
         inline = b"".join(parts) if header.record_bytes <= INLINE_BYTES else None
         with self._lock:
             self._placed[pack.name].append(Placed(offset, header, inline))
+            self._depths[header.id] = header.depth
         return header.record_bytes
 
     def _reserve(self, header: Header) -> tuple[PackWriter, int]:

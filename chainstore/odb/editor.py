@@ -39,6 +39,7 @@ from chainstore.odb.rows import (
     STATE_ROW,
     Place,
     Placed,
+    Ranges,
     RefRow,
     WritableRows,
     as_sum,
@@ -60,6 +61,7 @@ class Editor(View):
     def __init__(self, rows: WritableRows, sealer: Sealer) -> None:
         super().__init__(rows, sealer)
         self._out = rows
+        self._dying: dict[bytes, Ranges] = {}  # what the line that is being applied says is dead
 
     def apply(
         self,
@@ -79,6 +81,7 @@ class Editor(View):
         """
         changes = tuple(changes)
         packs = [PackLine(c.pack, c.stop, c.contents) for c in changes if isinstance(c, PackGrown)]
+        self._dying = {c.pack: merged(c.ranges) for c in changes if isinstance(c, Dead)}
         self._put_packs(packs, [c for c in changes if isinstance(c, PackGrown)], records)
         for change in changes:
             if isinstance(change, Dead):
@@ -150,11 +153,12 @@ class Editor(View):
         """Make the rows of one record, unless one of less depth is known or one of its bases is not.
 
         The last of several records wins, because a record is only stored again when the one before was found
-        damaged; a record of more depth never does, so that no cycle of bases can form.
+        damaged; a record of more depth never does, so that no cycle of bases can form, unless the same line says that
+        the one before is dead: whoever says so has made sure that nothing builds on it.
         """
         header = placed.header
         known = self.place(header.id)
-        if known is not None and known.depth < header.depth:
+        if known is not None and known.depth < header.depth and not self._dies(known):
             return
         for base in header.bases:
             below = self.place(base)
@@ -180,6 +184,9 @@ class Editor(View):
             self._out.put("inline", header.id, placed.inline)
         elif known is not None:
             self._out.delete("inline", header.id)  # what was kept of the record before this one
+
+    def _dies(self, place: Place) -> bool:
+        return bool(self._dying) and is_within(place.offset, self._dying.get(self.pack(place.pack).pack, ()))
 
     def _put_packs(self, packs: Sequence[PackLine], grown: Sequence[PackGrown], records: Records) -> None:
         """Make the rows of packs and of their records, bases before what builds on them."""

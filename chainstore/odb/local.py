@@ -22,12 +22,13 @@ from chainstore.ids import Kind, ObjectId
 from chainstore.model.change import Change, SetKeyring
 from chainstore.odb.batch import Benches, LocalBatch
 from chainstore.odb.conflicts import check_generation, check_publishable, taken_back
+from chainstore.odb.folding import FOLD_BYTES, Node
 from chainstore.odb.in_force import IndexInForce
 from chainstore.odb.layout import Layout, Owner
 from chainstore.odb.pack_hold import PackHold
 from chainstore.odb.private import PrivateIndex
 from chainstore.odb.publisher import Publisher, no_records
-from chainstore.odb.reader import ObjectReader
+from chainstore.odb.reader import ObjectReader, Wanted
 from chainstore.odb.record import Sealer
 from chainstore.odb.rows import RefRow
 from chainstore.odb.surroundings import Surroundings
@@ -100,6 +101,11 @@ class LocalDatabase:
         """Take these for damaged, whatever reads said: they count as not stored until they are stored anew."""
         self._reader.suspects.update(ids)
 
+    def _depth_of(self, id: ObjectId) -> int | None:
+        with self._index.read() as rows:
+            place = View(self._index.seen(rows), self.sealer).place(id)
+        return place.depth if place is not None else None
+
     def length(self, id: ObjectId) -> int:
         """Return the plain bytes of an object as the index has them; -1 where it is not stored."""
         return self._reader.length(id)
@@ -111,6 +117,18 @@ class LocalDatabase:
             IdMismatch: missing, or not what was stored; `out` then holds nothing of use.
         """
         return self._reader.read(id, out)
+
+    def read_together(self, wanted: Wanted, room: int = FOLD_BYTES) -> dict[ObjectId, memoryview]:
+        """Return the plain bytes of objects, verified; see `ObjectReader.read_together`."""
+        return self._reader.read_together(wanted, room)
+
+    def prove(self, ids: Iterable[ObjectId]) -> int:
+        """Read objects, and what they build on, without keeping any; see `ObjectReader.prove`."""
+        return self._reader.prove(ids)
+
+    def lay_out(self, ids: Iterable[ObjectId]) -> dict[ObjectId, Node]:
+        """Return the records of objects and of everything they build on; see `folding.lay_out`."""
+        return self._reader.lay_out(ids)
 
     def lines_ahead(self) -> int:
         """Return how many lines the log has that the index lacks, as a crash leaves them."""
@@ -158,7 +176,9 @@ class LocalDatabase:
             ReadOnly: the database was opened for reading.
         """
         self._must_write()
-        return LocalBatch(self.sealer, self.benches, codec or "auto", self.has, self._take_pack, self.retire_batch)
+        return LocalBatch(
+            self.sealer, self.benches, codec or "auto", self.has, self._take_pack, self.retire_batch, self._depth_of
+        )
 
     def publish(self, batch: LocalBatch | None, changes: Sequence[Change], *, parents: Sequence[ObjectId] = ()) -> int:
         """Make a batch and `changes` durable and visible in one step; return the number of the log line.

@@ -1,21 +1,41 @@
-"""The reader: objects from the store, every byte proven against the id that was asked for.
+"""The reader: objects from the store, every byte that is handed out proven against the id that was asked for.
 
 What turns out damaged is suspect from then on: it counts as not stored, so that the next commit which holds it stores
 it again.
 """
 
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
 from chainstore.codecs.base import RAW_TAGS
 from chainstore.errors import Damaged, IdMismatch, WrongRepository
 from chainstore.ids import Kind, ObjectId
-from chainstore.model.frame import MAX_DEPTH, MAX_HEADER_BYTES, MAX_PAYLOAD, Header, is_record_kind, parse_header
+from chainstore.model.frame import MAX_HEADER_BYTES, MAX_PAYLOAD, Header, is_record_kind, parse_header
 from chainstore.odb.batch import Bench, Benches
+from chainstore.odb.folding import FOLD_BYTES, Node, Nodes, Step, built_on, lay_out, misfit, schedule
 from chainstore.odb.in_force import IndexInForce
 from chainstore.odb.record import Sealer
-from chainstore.odb.rows import Place
+from chainstore.odb.rows import INLINE_BYTES
 from chainstore.odb.view import View
 from chainstore.storage.pack import PackDir
 
-_MOST_BASES = 256  # that are looked at to tell whether gc moved something
+Wanted = Mapping[ObjectId, memoryview | None]
+"""Objects to read, each with the memory that its bytes are to fill, exactly as long; None for memory of its own."""
+
+
+class _Source(NamedTuple):
+    """Where the bytes of a record are: in a pack, or whole in the index."""
+
+    node: Node
+    pack: bytes
+    inline: bytes | None
+
+
+class _Fault(Exception):
+    """An object does not read: `id` is the one to blame, `why` says what is wrong with it."""
+
+    def __init__(self, id: ObjectId, why: str) -> None:
+        self.id, self.why = id, why
 
 
 class ObjectReader:
@@ -42,80 +62,124 @@ class ObjectReader:
             place = View(self._index.seen(rows), self._sealer).place(id)
         return place.plain_len if place is not None else -1
 
+    def lay_out(self, ids: Iterable[ObjectId]) -> dict[ObjectId, Node]:
+        """See `folding.lay_out`."""
+        with self._index.read() as rows:
+            return lay_out(View(self._index.seen(rows), self._sealer), ids)
+
     def read(self, id: ObjectId, out: memoryview | None = None) -> memoryview:
         """Return the plain bytes of an object, verified; in `out` where it is given.
 
         Raises:
             IdMismatch: missing, or not what was stored; `out` then holds nothing of use.
         """
-        before: list[tuple[bytes, Place | None]] = []
-        while True:
-            try:
-                found = self._read(id, out, MAX_DEPTH + 1, {})
-            except (Damaged, WrongRepository) as error:
-                now = self._whereabouts(id)
-                if now == before or not now:
-                    self.suspects.add(id)
-                    if isinstance(error, IdMismatch):
-                        raise
-                    raise IdMismatch(str(id), str(error)) from error
-                before = now  # gc may have moved it while we read: it is looked up once more
-            else:
-                if before:
-                    self.suspects.difference_update(ObjectId(base) for base, _ in before)
-                return found
+        return self.read_together({id: out})[id]
 
-    def _whereabouts(self, id: ObjectId) -> list[tuple[bytes, Place | None]]:
-        """Return where an object and everything it builds on lie now; [] where the index cannot tell."""
-        found: list[tuple[bytes, Place | None]] = []
-        try:
-            with self._index.read() as rows:
-                view = View(self._index.seen(rows), self._sealer)
-                queue = [id]
-                while queue and len(found) < _MOST_BASES:
-                    place = view.place(queue[0])
-                    found.append((queue.pop(0), place))
-                    queue += view.bases(found[-1][0]) if place is not None and place.n_bases else ()
-        except Damaged:
-            return []  # the read says so itself
+    def read_together(self, wanted: Wanted, room: int = FOLD_BYTES) -> dict[ObjectId, memoryview]:
+        """Return the plain bytes of objects, verified; what several of them build on is decoded once.
+
+        Args:
+            room: bytes that may be held beside `wanted`; where they do not suffice, more is decoded again.
+
+        Raises:
+            IdMismatch: one of them is missing, or not what was stored, or what it builds on is not: `base` then says
+                which.  All of the memory then holds nothing of use.
+        """
+        return self._read(wanted, wanted, room)[1]
+
+    def prove(self, ids: Iterable[ObjectId], room: int = FOLD_BYTES) -> int:
+        """Decode objects, and what they build on, each once and none kept, and return how many bytes `ids` have.
+
+        Raises:
+            IdMismatch: see `read_together`.
+        """
+        asked: Wanted = dict.fromkeys(ids)
+        nodes, _ = self._read(asked, {}, room)
+        return sum(nodes[id].nbytes for id in asked)
+
+    def _read(self, asked: Wanted, kept: Wanted, room: int) -> tuple[Nodes, dict[ObjectId, memoryview]]:
+        before: Nodes = {}
+        while True:
+            nodes: Nodes = {}
+            try:
+                with self._index.read() as rows:
+                    view = View(self._index.seen(rows), self._sealer)
+                    nodes = lay_out(view, asked)
+                    sources = self._sources(view, nodes)
+                return nodes, self._fold(nodes, sources, kept, room, prove_all=bool(before) or not kept)
+            except _Fault as fault:
+                if nodes == before:  # else gc may have moved it while we read: it is looked up once more
+                    raise self._blamed(nodes, asked, fault) from fault.__cause__
+                before = nodes
+            except Damaged as error:  # the index itself
+                self.suspects.update(asked)
+                raise IdMismatch(str(next(iter(asked))), str(error)) from error
+
+    def _blamed(self, nodes: Nodes, asked: Wanted, fault: _Fault) -> IdMismatch:
+        """Return the error that tells of a fault, having noted what cannot be read because of it."""
+        hit = built_on(nodes, fault.id)
+        self.suspects |= hit
+        if fault.id in asked:
+            return IdMismatch(str(fault.id), fault.why)
+        first = next(id for id in asked if id in hit)
+        why = f"its base {fault.id.short} is damaged: {fault.why}"
+        return IdMismatch(str(first), why, base=str(fault.id))
+
+    def _sources(self, view: View, nodes: Nodes) -> dict[ObjectId, _Source]:
+        found: dict[ObjectId, _Source] = {}
+        packs: dict[int, bytes] = {}
+        for node in nodes.values():
+            place, pack = node.place, b""
+            if place is None:
+                raise _Fault(node.id, "it is not in the store")
+            inline = view.inline(node.id) if place.length <= INLINE_BYTES else None
+            if inline is None:
+                try:
+                    pack = packs[place.pack] = packs.get(place.pack) or view.pack(place.pack).pack
+                except Damaged as error:
+                    raise _Fault(node.id, str(error)) from error
+            found[node.id] = _Source(node, pack, inline)
         return found
 
-    def _read(self, id: ObjectId, out: memoryview | None, below: int, known: dict[ObjectId, memoryview]) -> memoryview:
-        """Return an object whose record has less depth than `below`; `known` holds the bases read so far."""
+    def _fold(
+        self, nodes: Nodes, sources: Mapping[ObjectId, _Source], wanted: Wanted, room: int, prove_all: bool
+    ) -> dict[ObjectId, memoryview]:
+        """Decode everything that `wanted` build on, and them.
+
+        Args:
+            prove_all: look at the ids of bases too, so that a fault is told of the record that is damaged.  Else only
+                what is handed out is proven: bytes that hash to their id prove what they were made of.
+        """
+        found: dict[ObjectId, memoryview] = {}
+        held: dict[ObjectId, memoryview] = {}
         bench = self._benches.take("auto")
+        rooms = _Rooms(bench)
         try:
-            header, payload = self._fetch(bench, id)
-            if header.depth >= below:
-                raise IdMismatch(str(id), "it is no base for what refers to it")
-            for base in header.bases:
-                if base not in known:
-                    known[base] = self._read_base(base, header.depth, known)
-            target = out if out is not None else memoryview(bytearray(header.plain_len))
-            if len(target) != header.plain_len:
-                raise IdMismatch(str(id), f"it has {header.plain_len} bytes where {len(target)} are wanted")
-            self._decode(bench, header, payload, target, [known[base] for base in header.bases])
+            for node, dropped in _steps(nodes, wanted, room):
+                for id in dropped:
+                    rooms.give_back(id)
+                    del held[id]
+                id = node.id
+                try:
+                    header, payload = self._fetch(bench, sources[id])
+                    if id in wanted:
+                        target = held[id] = found[id] = _target(wanted[id], header)
+                    else:
+                        target = held[id] = rooms.take(id, header.plain_len)
+                    self._decode(bench, header, payload, target, [held[base] for base in header.bases])
+                    if (prove_all or id in wanted) and self._sealer.id(Kind(header.kind), target) != id:
+                        raise IdMismatch(str(id), "its bytes do not hash to its id")
+                except (Damaged, WrongRepository) as error:
+                    why = error.why if isinstance(error, IdMismatch) and error.id == str(id) else str(error)
+                    raise _Fault(id, why) from error
         finally:
             self._benches.give_back(bench)
-        if self._sealer.id(Kind(header.kind), target) != id:
-            raise IdMismatch(str(id), "its bytes do not hash to its id")
-        return target
+        return found
 
-    def _read_base(self, id: ObjectId, below: int, known: dict[ObjectId, memoryview]) -> memoryview:
-        try:
-            return self._read(id, None, below, known)
-        except (Damaged, WrongRepository):
-            self.suspects.add(id)
-            raise
-
-    def _fetch(self, bench: Bench, id: ObjectId) -> tuple[Header, memoryview]:
+    def _fetch(self, bench: Bench, source: _Source) -> tuple[Header, memoryview]:
         """Return header and sealed payload of an object's record, which lies in the bench's memory."""
-        with self._index.read() as rows:
-            view = View(self._index.seen(rows), self._sealer)
-            place = view.place(id)
-            if place is None:
-                raise IdMismatch(str(id), "it is not in the store")
-            inline = view.inline(id)
-            pack = view.pack(place.pack).pack if inline is None else b""
+        (id, place, bases), pack, inline = source
+        assert place is not None
         if inline is not None:
             record = memoryview(inline)
         else:
@@ -125,6 +189,8 @@ class ObjectReader:
         end = header.header_bytes + header.stored_len
         if header.id != id or not is_record_kind(header.kind) or len(record) < end:
             raise IdMismatch(str(id), "another record stands in its place")
+        if header.bases != bases:
+            raise IdMismatch(str(id), "it builds on other objects than the index says")
         return header, record[header.header_bytes : end]
 
     def _decode(
@@ -138,3 +204,39 @@ class ObjectReader:
         encoded = self._sealer.open(header, payload, target if into_target else bench.room("opened", len(payload)))
         if not into_target:
             bench.decoder.decode(header.codecs, encoded, target, bases)
+
+
+def _steps(nodes: Nodes, wanted: Wanted, room: int) -> list[Step]:
+    if len(nodes) == 1:  # most reads
+        return [Step(node, ()) for node in nodes.values()]
+    wrong = misfit(nodes)
+    if wrong is not None:
+        raise _Fault(*wrong)
+    return schedule(nodes, wanted, room)
+
+
+def _target(out: memoryview | None, header: Header) -> memoryview:
+    """Return the memory for an object that was asked for."""
+    if out is None:
+        return memoryview(bytearray(header.plain_len))
+    if len(out) != header.plain_len:
+        raise IdMismatch(str(header.id), f"it has {header.plain_len} bytes where {len(out)} are wanted")
+    return out
+
+
+class _Rooms:
+    """Buffers of a bench for what is decoded on the way, used again once that is let go."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._taken: dict[ObjectId, int] = {}
+        self._free: list[int] = []
+
+    def take(self, id: ObjectId, nbytes: int) -> memoryview:
+        """Return memory for an object."""
+        number = self._taken[id] = self._free.pop() if self._free else len(self._taken)
+        return self._bench.room(f"plain {number}", nbytes)
+
+    def give_back(self, id: ObjectId) -> None:
+        """Take back the memory of an object."""
+        self._free.append(self._taken.pop(id))

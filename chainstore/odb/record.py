@@ -13,7 +13,7 @@ from chainstore.crypto.aead import OVERHEAD, object_key, open_into, open_row, re
 from chainstore.crypto.keyring import Bundle
 from chainstore.errors import Damaged, IdMismatch, KeyRequired, Malformed, WrongRepository
 from chainstore.ids import Hasher, Kind, ObjectId, fingerprint
-from chainstore.model.frame import FLAG_ENCRYPTED, Header, Line
+from chainstore.model.frame import FLAG_ENCRYPTED, FLAG_KEYFRAME, Header, Line
 
 SUITE_NONE = 0
 SUITE_V1 = 1  # BLAKE3 ids, AES-256-GCM, HKDF-SHA256
@@ -105,6 +105,7 @@ class Sealer:
         *,
         depth: int = 0,
         bases: tuple[ObjectId, ...] = (),
+        keyframe: bool = False,
     ) -> tuple[Header, bytes | memoryview]:
         """Return header and payload of a record.
 
@@ -114,7 +115,8 @@ class Sealer:
                 where nothing is encrypted.
         """
         stored = self.sealed_bytes(len(encoded))
-        header = Header(kind, self._flags, self.generation, codecs, stored, plain_len, id, depth, bases, self.repo_id)
+        flags = self._flags | FLAG_KEYFRAME * keyframe
+        header = Header(kind, flags, self.generation, codecs, stored, plain_len, id, depth, bases, self.repo_id)
         if self._bundle is None:
             return header, encoded
         key = object_key(self._master(kind, self.generation), self._suite, self.repo_id, kind, id)
@@ -133,7 +135,7 @@ class Sealer:
         """
         if header.repo_id != self.repo_id:
             raise WrongRepository(f"object {header.id.short} was stored by another repository")
-        if header.flags != self._flags or header.stored_len != len(payload):
+        if header.flags & ~FLAG_KEYFRAME != self._flags or header.stored_len != len(payload):
             raise IdMismatch(str(header.id), "it is not sealed the way this repository seals")
         if self._bundle is None:
             return payload

@@ -12,6 +12,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path as FilePath
 
 from chainstore.errors import InvalidInput
@@ -24,7 +25,9 @@ from chainstore.model.spec import Spec
 from chainstore.model.tree import Entry, Extent, Root, write_tree
 from chainstore.model.wire import encode
 from chainstore.observe import Observer, Progress
-from chainstore.odb.batch import LocalBatch
+from chainstore.odb.batch import LocalBatch, Stored
+from chainstore.odb.offer import Base
+from chainstore.ops.deltas import Lines
 from chainstore.ops.pipeline import run, worker_count
 from chainstore.state.chunking import chunk_length, ranges
 from chainstore.state.leaf import BytesSource, Leaf, Source
@@ -84,12 +87,13 @@ class Tally:
         self._verb, self._total, self._observer = verb, total, observer
         self._lock = threading.Lock()
         self._told = 0
-        self.done = self.new = self.stored = 0
+        self.done = self.new = self.stored = self.delta = 0
 
-    def add(self, nbytes: int, stored: int) -> None:
+    def add(self, nbytes: int, stored: int, delta: bool = False) -> None:
         with self._lock:
             self.done += nbytes
             self.stored += stored
+            self.delta += nbytes * delta
             if stored:
                 self.new += nbytes
             if self.done - self._told < _REPORT_BYTES and self.done < self._total:
@@ -105,11 +109,13 @@ def write(
     threads: int,
     max_memory_bytes: int,
     observer: Observer,
+    lines: Lines | None = None,
 ) -> tuple[Manifest, Stats]:
     """Store the chunks of `leaves` and return the manifest that names them, and how many bytes that took.
 
     Args:
         leaves: in walk order, no path twice.
+        lines: what chunks may be differences to; None where they are stored whole.
         threads: workers at most.
         max_memory_bytes: budget of the pipeline, whatever the size of the state.
     """
@@ -117,21 +123,42 @@ def write(
     slots: list[list[Extent | None]] = [[] for _ in leaves]
     tally = Tally("commit", total, observer)
 
+    turns = [0] * len(leaves)
+    if lines is not None:
+        turns = lines.begin(leaves, _Now(batch, leaves, slots).find, SMALL_BYTES + 1)
+
     def store(piece: _Piece) -> None:
-        data = piece.read()
-        stored = batch.append(Kind.CHUNK, data, piece.spec)
+        data = memoryview(piece.read())
+        stored = _store(batch, lines, leaves, piece, data)
         for leaf, slot, offset, length in piece.uses:
             slots[leaf][slot] = Extent(stored.id, offset, length)
-        tally.add(len(data), stored.stored)
+        tally.add(len(data), stored.stored, stored.delta)
 
-    run(
-        _pieces(leaves, slots),
-        store,
-        threads=worker_count(threads, max_memory_bytes, total),
-        tend=batch.sync_some,
-    )
+    for turn in range(max(turns, default=0) + 1):
+        run(
+            _pieces(leaves, slots, turns, turn),
+            store,
+            threads=worker_count(threads, max_memory_bytes, total),
+            tend=batch.sync_some,
+        )
     entries = [Entry(leaf.path, leaf.node, leaf.spec, _whole(found)) for leaf, found in zip(leaves, slots, strict=True)]
-    return Manifest(entries), Stats(total, tally.new, tally.stored)
+    return Manifest(entries), Stats(total, tally.new, tally.stored, tally.delta)
+
+
+def _store(batch: LocalBatch, lines: Lines | None, leaves: Sequence[Leaf], piece: _Piece, data: memoryview) -> Stored:
+    """Store a piece, whole or as a difference to what was in its place before."""
+    if lines is None or piece.spec is None:
+        return batch.append(Kind.CHUNK, data, piece.spec)
+    number, slot, _, _ = piece.uses[0]
+    path = leaves[number].path
+    before = lines.before(path, leaves[number].spec, slot, len(data))
+    if before is not None and lines.unchanged(before, data) and batch.rely(before):
+        return Stored(before, 0)
+    own = slot if piece.spec == leaves[number].spec and len(data) > SMALL_BYTES // 2 else -1
+    choose = lines.chooser(path, piece.spec, before, own, len(data)) if before is not None else None
+    stored = batch.append(Kind.CHUNK, data, piece.spec, choose)
+    lines.stored(stored.id, data)
+    return stored
 
 
 def _whole(slots: Sequence[Extent | None]) -> tuple[Extent, ...]:
@@ -209,13 +236,43 @@ class _FileSource:
         return memoryview(data)
 
 
-def _pieces(leaves: Sequence[Leaf], slots: list[list[Extent | None]]) -> Iterator[_Piece]:
+class _Now:
+    """Finds chunks that this commit has stored, for those that follow from them."""
+
+    def __init__(self, batch: LocalBatch, leaves: Sequence[Leaf], slots: list[list[Extent | None]]) -> None:
+        self._batch, self._leaves, self._slots = batch, leaves, slots
+        self._numbers = {leaf.path: number for number, leaf in enumerate(leaves)}
+
+    def find(self, path: Path, slot: int) -> Base | None:
+        number = self._numbers.get(path)
+        if number is None:
+            return None
+        source, extents = self._leaves[number].source, self._slots[number]
+        if source is None or source.nbytes <= SMALL_BYTES or slot >= len(extents):
+            return None
+        extent = extents[slot]
+        if extent is None:
+            return None
+        start = slot * chunk_length(self._leaves[number].spec)
+        depth = self._batch.depth(extent.chunk)
+        if depth is None:
+            return None
+        return Base(extent.chunk, depth, lambda: memoryview(bytes(source.read(start, start + extent.length))))
+
+
+def _pieces(
+    leaves: Sequence[Leaf], slots: list[list[Extent | None]], turns: Sequence[int], turn: int
+) -> Iterator[_Piece]:
+    """Yield what is stored in one turn; small leaves, of which many share a chunk, all come in the first."""
     open_ones: dict[str, _Shared] = {}
     for number, leaf in enumerate(leaves):
         if leaf.source is None or leaf.source.nbytes == 0:
             continue
         if leaf.source.nbytes > SMALL_BYTES:
-            yield from _own_chunks(number, leaf, slots)
+            if turns[number] == turn:
+                yield from _own_chunks(number, leaf, slots)
+            continue
+        if turn:
             continue
         slots[number] = [None]
         stream = _stream(leaf)
@@ -261,5 +318,12 @@ def _stream_spec(leaf: Leaf, stream: str) -> Spec | None:
 
 
 def _ends_shared(path: Path, nbytes: int) -> bool:
-    name = encode([encode_key(key) for key in path])
-    return crc32c(b"shared", name) % SHARED_BYTES < max(nbytes, _TINY_BYTES)
+    plain = all(type(key) is str or type(key) is int for key in path)  # not True, which equals 1 and is another key
+    return (_name_hash if plain else _hash_name)(path) % SHARED_BYTES < max(nbytes, _TINY_BYTES)
+
+
+def _hash_name(path: Path) -> int:
+    return crc32c(b"shared", encode([encode_key(key) for key in path]))
+
+
+_name_hash = lru_cache(maxsize=1 << 16)(_hash_name)

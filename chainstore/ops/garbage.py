@@ -106,11 +106,13 @@ class Inventory:
     Attributes:
         packs: by number; retired ones are not in it.
         commits: those that are doomed, their records included in the packs.
+        differences: depth -> (pack, record) of the doomed that are differences to others.
         kept: why -> (objects, bytes of records).  doomed: the same for what goes.
     """
 
     packs: dict[int, PackContent]
     commits: list[ObjectId] = field(default_factory=list)
+    differences: dict[int, list[tuple[int, Doomed]]] = field(default_factory=dict)
     kept: dict[str, tuple[int, int]] = field(default_factory=dict)
     doomed: tuple[int, int] = (0, 0)
 
@@ -143,6 +145,9 @@ def take_inventory(view: View, reach: Reach, *, commits_only: bool = False) -> I
             pack.doom(id, place.offset, place.length)
             if is_commit:
                 found.commits.append(id)
+            if place.n_bases:
+                doomed = Doomed(place.offset, place.offset + place.length, id)
+                found.differences.setdefault(place.depth, []).append((place.pack, doomed))
             name = ""
         row = sums.setdefault(name, [0, 0])
         row[0] += 1

@@ -2,19 +2,21 @@
 
     mark       outside any lock: what refs, unexpired reflogs and readers lead to
     sweep      forgotten commits become final: no ref can lead to them from here on
+    recode     what is kept and builds on what is not, so that nothing stays for its sake alone
     remove     rows, in batches: each under the publish lock, looked at again against everything published since
     reclaim    bytes: whole packs are unlinked, long runs punched, what is scattered is moved together
 
-Whatever goes first leads to what goes later (commits before names before chunks), a line of the log precedes the
-first byte, and every step may be the last one of a process: the next run finds out anew what there is to do.
+Whatever goes first leads to what goes later (commits before names before chunks, differences before what they are
+differences to), a line of the log precedes the first byte, and every step may be the last one of a process: the next
+run finds out anew what there is to do.
 
-Who is at work is respected without waiting for anybody: a pack is touched only under its flock, which a writer holds
-until it has published; a reader's lease makes what it reads reachable.
+Who is at work is respected: a pack is touched only under its flock, which a writer holds until it has published, and
+which is asked for a few times and never waited for; a reader's lease makes what it reads reachable.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from chainstore.errors import Damaged, StoreFull
 from chainstore.ids import ObjectId
@@ -25,27 +27,26 @@ from chainstore.odb.local import LocalDatabase
 from chainstore.odb.reserve import is_scarce, reserve_given_up
 from chainstore.odb.rows import Ranges, merged
 from chainstore.odb.standing import Standing
-from chainstore.odb.turn import RebuiltMeanwhile, Turn
+from chainstore.odb.turn import RebuiltMeanwhile
 from chainstore.ops.clean import NEVER_US, is_clean, leave_clean
-from chainstore.ops.garbage import Doomed, Inventory, PackContent, pieces, take_inventory, without
+from chainstore.ops.following import Follower
+from chainstore.ops.garbage import Inventory, PackContent, pieces, take_inventory, without
 from chainstore.ops.gc_report import GcReport, Kept
 from chainstore.ops.leftovers import find_leftovers, foreign_files, remove_leftovers
-from chainstore.ops.moving import Mover
-from chainstore.ops.reach import Reach
-from chainstore.ops.reclaim import HeldPack, hold, reclaim, scattered_bytes
+from chainstore.ops.moving import Mover, Target
+from chainstore.ops.rebasing import rebase
+from chainstore.ops.reclaim import Batch, HeldPack, hold, reclaim
 from chainstore.storage.index import Index
-from chainstore.storage.log import Position
 
 REFLOG_US = 14 * 86_400 * 1_000_000
 _ROWS = 250  # that one publication removes: 2 ms under the lock
 _ROWS_WHEN_FULL = 100
 _PACKS = 64  # that are held at once
-_FEW_LINES = 1  # of the log that may be left to be looked at under the lock: 2 to 4 ms each
-_MOST_LOOKS = 20  # before it is taken anyway: others may publish faster than we can follow
 _MOST_MARKS = 10_000  # in one line of the log
 _BREATH_SECONDS = 0.025  # between two publications: longer than the longest pause of whoever polls for the lock
-_WORTH_MOVING = 25  # kept bytes that are copied for one that is freed, at most
-_SMALL_BYTES = 64 << 10
+_ASKS = 8  # for a pack that somebody writes to: between two commits it is free for a moment
+_MOST_ASKS = 40  # for all of them
+_WORTH_ASKING = 4 << 20  # useless bytes in it: fewer may wait for the next run
 _LOG_BYTES = 1 << 20  # a log shorter than this is not worth it
 _LOG_TIMES = 4  # as long as what it says
 _REBUILD = "`chain rebuild-index` makes it anew"
@@ -101,36 +102,16 @@ def _run(
         return collection
 
 
-class _Batch:
-    """What one publication says is dead, by pack, and the packs of which it says the last."""
-
-    def __init__(self) -> None:
-        self.ranges: dict[bytes, tuple[HeldPack, Ranges, list[Doomed]]] = {}
-        self.rows = 0
-        self.done: list[HeldPack] = []
-
-    def add(self, pack: HeldPack, ranges: Ranges, doomed: list[Doomed]) -> None:
-        _, before, rows = self.ranges.get(pack.name, (pack, (), []))
-        self.ranges[pack.name] = pack, merged((*before, *ranges)), rows + doomed
-        self.rows += len(doomed)
-
-
-class _Collection:
-    """One garbage collection at work.
-
-    Attributes:
-        complete: whether nothing was left for want of a lock, of space, or of health.
-    """
+class _Collection(Follower):
+    """One garbage collection at work."""
 
     def __init__(
         self, db: LocalDatabase, report: GcReport, observer: Observer, sleep: Callable[[float], None], now_us: int
     ) -> None:
-        self._db, self._report, self._observer, self._sleep, self._now_us = db, report, observer, sleep, now_us
-        self._index = db.index_path
-        self.standing = Standing(db.log, db.sealer)
-        self._reach = Reach(db, self.standing, observer)
-        self._done = 0
-        self.complete = True
+        super().__init__(db, observer)
+        self._report, self._observer, self._sleep, self._now_us = report, observer, sleep, now_us
+        self._target = Target(db, self._turn)
+        self._done = self._asked = 0
 
     def look(self) -> Inventory:
         """Mark, and return what there is to remove; nothing is changed."""
@@ -146,7 +127,7 @@ class _Collection:
         report.left += self._reach.problems
         report.useless_bytes += sum(pack.useless_bytes() - pack.dead_bytes for pack in inventory.packs.values())
         report.commits, report.objects = len(inventory.commits), inventory.doomed[0]
-        report.kept = [Kept(why, *sums) for why, sums in inventory.kept.items()]
+        self._tell_kept(inventory)
         return inventory
 
     def run(self) -> None:
@@ -162,10 +143,19 @@ class _Collection:
             self._remove(commits, retire=False)
         # whoever took a lease before a commit was swept or removed found it there, so we find the lease
         self._reach.add_snapshots(leased_snapshots(self._db.layout.leases))
-        self._remove(self._take_inventory(), retire=True)
-        self._drop_old_marks()
-        self._move(self._take_inventory())
+        try:
+            self._recode()
+            self._remove_all()
+            self._drop_old_marks()
+            self._move(self._take_inventory())
+        finally:
+            self._target.close()
+            self._report.freed_bytes -= self._target.taken_bytes
         self._shorten_log()
+
+    def _tell_kept(self, inventory: Inventory) -> None:
+        others = [each for each in self._report.kept if not each.objects]
+        self._report.kept = [*(Kept(why, *sums) for why, sums in inventory.kept.items()), *others]
 
     def _take_inventory(self) -> Inventory:
         self._follow(self._db.position())
@@ -213,7 +203,60 @@ class _Collection:
                 self._report.swept += len(forgotten)
             self._sleep(_BREATH_SECONDS)
 
+    # -- what is kept and builds on what is not
+
+    def _recode(self) -> None:
+        """Code anew what is kept on top of what is not, where that gives bytes back; see `ops.rebasing`."""
+        if is_scarce(self._db.layout):
+            self.complete &= not self._reach.only_bases
+            return
+        recoded = rebase(self._db, self._turn, self._reach, self._target, self._observer)
+        self._report.recoded_bytes += recoded.nbytes
+        self._report.left += recoded.problems
+        if recoded.nbytes:  # what was needed for the sake of these alone is not any more
+            self._reach.look_for_bases_anew()
+        self.complete &= not (recoded.full and self._reach.only_bases)
+
     # -- rows
+
+    def _remove_all(self) -> None:
+        """Remove everything that is doomed, differences from the deepest down before the rest.
+
+        So a row is never there without those of its bases: whoever builds on an object that is stored, or finds one
+        and need not store it again, can read it, and what we then see published keeps all of that.
+        """
+        inventory = self._take_inventory()
+        if inventory.differences:
+            self._remove_differences(inventory)
+            inventory = self._take_inventory()
+        if self._report.recoded_bytes:
+            self._tell_kept(inventory)
+        self._remove(inventory, retire=True)
+
+    def _remove_differences(self, inventory: Inventory) -> None:
+        batch = Batch()
+        with ExitStack() as held:
+            packs: dict[int, HeldPack | None] = {}
+            for depth in sorted(inventory.differences, reverse=True):
+                stays: list[bytes] = []
+                for number, doomed in inventory.differences[depth]:
+                    if len(packs) >= _PACKS and number not in packs:
+                        batch = self._publish(batch, retire=False)
+                        held.pop_all().close()
+                        packs.clear()
+                    if number not in packs:
+                        packs[number] = found = self._hold(inventory.packs[number])
+                        if found is not None:
+                            held.callback(found.close)
+                    pack = packs[number]
+                    if pack is None:
+                        stays.append(doomed.id)
+                        continue
+                    batch.add(pack, ((doomed.start, doomed.stop),), [doomed])
+                    if batch.rows >= self._limit():
+                        batch = self._publish(batch, retire=False)
+                self._reach.keep_bases_of(stays)
+            self._publish(batch, retire=False)
 
     def _remove(self, inventory: Inventory, *, retire: bool) -> None:
         """Remove the rows of what is doomed, and give back whole packs and long runs.
@@ -221,12 +264,12 @@ class _Collection:
         Args:
             retire: packs in which nothing is kept go.
         """
-        batch = _Batch()
+        batch = Batch()
         with ExitStack() as held:
             for content in sorted(inventory.packs.values(), key=lambda pack: (not pack.empty, -pack.doomed_bytes)):
                 if not (content.doomed_bytes or (retire and content.useless_bytes())):
                     continue
-                pack = hold(self._db.packs, content)
+                pack = self._hold(content)
                 if pack is None:
                     self._pass_over(content)
                     continue
@@ -241,7 +284,7 @@ class _Collection:
                     held.pop_all().close()
             self._publish(batch, retire)
 
-    def _publish(self, batch: _Batch, retire: bool) -> _Batch:
+    def _publish(self, batch: Batch, retire: bool) -> Batch:
         """Publish that ranges are dead, less what turned out to be needed; then give back what can be."""
         with self._turn() as turn:
             dead: dict[bytes, Ranges] = {}
@@ -268,7 +311,7 @@ class _Collection:
         self._observer(Progress("gc", min(self._done, self._report.useless_bytes), self._report.useless_bytes))
         if changes:
             self._sleep(_BREATH_SECONDS)
-        return _Batch()
+        return Batch()
 
     def _drop_old_marks(self) -> None:
         """Take the marks off commits that are not there themselves any more."""
@@ -282,37 +325,27 @@ class _Collection:
 
     def _move(self, inventory: Inventory) -> None:
         """Copy together what is kept of packs whose useless bytes are scattered, so that those packs can go."""
-        mover = Mover(self._db, self._turn)
+        mover, report = Mover(self._db, self._turn, target=self._target), self._report
+        packs = sorted(inventory.packs.values(), key=lambda pack: pack.kept_bytes)
         scattered = 0
         try:
-            for content in sorted(inventory.packs.values(), key=lambda pack: pack.kept_bytes):
+            for content in packs:
                 if content.line.dead:
-                    scattered += self._move_pack(mover, content)
+                    pack = self._hold(content)
+                    if pack is None:
+                        self._pass_over(content)
+                        continue
+                    scattered += mover.move_if_worth(pack, scarce=is_scarce(self._db.layout))
+                    self._sleep(_BREATH_SECONDS)
         except StoreFull:
             self.complete = False
-            self._report.left.append("with some free space to move records in, more could be freed")
-        finally:
-            mover.close()
-            self._report.moved_bytes += mover.moved_bytes
-            self._report.freed_bytes += mover.freed_bytes - mover.taken_bytes
-            self._report.packs_removed += mover.removed
-            self._report.left += mover.problems
+            report.left.append("with some free space to move records in, more could be freed")
+        report.moved_bytes += mover.moved_bytes
+        report.freed_bytes += mover.freed_bytes
+        report.packs_removed += mover.removed
+        report.left += mover.problems
         if scattered:
-            self._report.kept.append(Kept("scattered", 0, scattered))
-
-    def _move_pack(self, mover: Mover, content: PackContent) -> int:
-        """Move what a pack keeps if that pays; return the useless bytes that it takes on disk if it does not."""
-        pack = hold(self._db.packs, content)
-        if pack is None:
-            self._pass_over(content)
-            return 0
-        with pack.file:
-            nbytes = scattered_bytes(pack)
-            if nbytes < _SMALL_BYTES or nbytes * _WORTH_MOVING < content.kept_bytes:
-                return nbytes
-            mover.move(pack, scarce=is_scarce(self._db.layout))
-        self._sleep(_BREATH_SECONDS)
-        return 0
+            report.kept.append(Kept("scattered", 0, scattered))
 
     # -- the log
 
@@ -325,38 +358,19 @@ class _Collection:
                 if turn.position.end > _LOG_TIMES * needed:
                     turn.start_segment()
 
-    @contextmanager
-    def _turn(self) -> Iterator[Turn]:
-        """Publish with everything seen that was published before; little of it is looked at under the lock."""
-        for look in range(_MOST_LOOKS):
-            self._follow_from_outside()
-            with self._db.turn(self._index) as turn:
-                if self._is_far_behind(turn.position) and look < _MOST_LOOKS - 1:
-                    continue  # others published while we waited: their turn again, until we have seen that
-                self._follow(turn.position)
-                yield turn
-                self.standing.advance(turn.position)  # past our own line: it leads to nothing new
-                return
-
-    def _follow_from_outside(self) -> None:
-        """Look at what was published meanwhile while others go on, until little is left for under the lock."""
-        for _ in range(_MOST_LOOKS):
-            position = self._db.position()
-            if not self._is_far_behind(position):
-                return
-            self._follow(position)
-
-    def _is_far_behind(self, position: Position) -> bool:
-        return position.seq - self.standing.position.seq > _FEW_LINES
-
-    def _follow(self, position: Position) -> None:
-        """Look at what others published up to a line of the log."""
-        changes = self.standing.advance(position)
-        self.complete &= not changes  # what they left behind is for the next run
-        self._reach.follow(changes)
-
     def _limit(self) -> int:
         return _ROWS_WHEN_FULL if is_scarce(self._db.layout) else _ROWS
+
+    def _hold(self, content: PackContent) -> HeldPack | None:
+        """Return a pack, held; None where somebody goes on writing to it."""
+        asks = _ASKS if content.useless_bytes() >= _WORTH_ASKING else 1
+        while True:
+            pack = hold(self._db.packs, content)
+            asks -= 1
+            if pack is not None or not asks or self._asked >= _MOST_ASKS:
+                return pack
+            self._asked += 1
+            self._sleep(_BREATH_SECONDS)
 
     def _pass_over(self, content: PackContent) -> None:
         """Leave a pack that somebody writes to; a later run comes back to it."""

@@ -32,6 +32,7 @@ class GcReport:
         useless_bytes: of packs, before: records that nothing leads to, and what was stored again elsewhere.
         freed_bytes: by which the files became smaller on disk, as the file system counts.
         moved_bytes: of records that were copied into another pack so that theirs could go.
+        recoded_bytes: of records that were coded anew, so that what they were differences to could go.
         packs_removed: how many files.
         reflog_lines: how many expired.
         kept: what stays, by why.
@@ -48,6 +49,7 @@ class GcReport:
     useless_bytes: int = 0
     freed_bytes: int = 0
     moved_bytes: int = 0
+    recoded_bytes: int = 0
     packs_removed: int = 0
     reflog_lines: int = 0
     kept: list[Kept] = field(default_factory=list)

@@ -58,7 +58,7 @@ class Reach:
         return id in self.found or id in self.bases
 
     def __len__(self) -> int:
-        return len(self.found) + len(self.bases - self.found.keys())
+        return len(self.found) + len(self.only_bases)
 
     def mark(self) -> None:
         """Find everything that refs and unexpired reflogs lead to."""
@@ -130,6 +130,20 @@ class Reach:
         self._following = True
         with self._db.view() as view:
             self._add_bases([id for id, place in view.objects() if place.n_bases and id in self])
+
+    def keep_bases_of(self, ids: Iterable[bytes]) -> None:
+        """Add what records are differences to although nothing leads to them: they could not be removed."""
+        self._add_bases([*ids, *self._fresh])
+
+    def look_for_bases_anew(self) -> None:
+        """Let go of bases that nothing builds on any more."""
+        self.bases.clear()
+        self.add_all_bases()
+
+    @property
+    def only_bases(self) -> set[bytes]:
+        """Ids of bases that nothing leads to by their own names."""
+        return self.bases - self.found.keys()
 
     def _add_bases(self, ids: Iterable[bytes]) -> None:
         queue = list(ids)

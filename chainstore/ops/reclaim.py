@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from chainstore.odb.rows import Ranges, merged
 from chainstore.odb.view import View
-from chainstore.ops.garbage import PackContent
+from chainstore.ops.garbage import Doomed, PackContent
 from chainstore.storage import fs
 from chainstore.storage.pack import PackDir
 
@@ -54,6 +54,27 @@ class HeldPack:
     def close(self) -> None:
         """Give it back."""
         self.file.close()
+
+
+class Batch:
+    """What one publication says is dead, by pack, and the packs of which it says the last.
+
+    Attributes:
+        ranges: name of a pack -> it, what is dead in it, and the records there whose objects go.
+        rows: how many of these there are.
+        done: packs of which nothing comes after this.
+    """
+
+    def __init__(self) -> None:
+        self.ranges: dict[bytes, tuple[HeldPack, Ranges, list[Doomed]]] = {}
+        self.rows = 0
+        self.done: list[HeldPack] = []
+
+    def add(self, pack: HeldPack, ranges: Ranges, doomed: list[Doomed]) -> None:
+        """Take in more of a pack."""
+        _, before, rows = self.ranges.get(pack.name, (pack, (), []))
+        self.ranges[pack.name] = pack, merged((*before, *ranges)), rows + doomed
+        self.rows += len(doomed)
 
 
 def hold(packs: PackDir, content: PackContent) -> HeldPack | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from chainstore.ids import Kind
-from chainstore.model.frame import Buffer, Header
+from chainstore.model.frame import FLAG_KEYFRAME, Buffer, Header
 from chainstore.observe import Observer, Progress
 from chainstore.odb.local import LocalDatabase
 from chainstore.ops.garbage import PackContent
@@ -61,8 +61,17 @@ def rewrite(db: LocalDatabase, outdated: Outdated, observer: Observer) -> tuple[
         encoded = sealer.open(header, payload, bytearray(len(payload)))
         room = bytearray(sealer.sealed_bytes(len(encoded)))
         kind = Kind(header.kind)
-        depth, bases = header.depth, header.bases
-        return sealer.seal(kind, header.id, header.plain_len, header.codecs, encoded, room, depth=depth, bases=bases)
+        return sealer.seal(
+            kind,
+            header.id,
+            header.plain_len,
+            header.codecs,
+            encoded,
+            room,
+            depth=header.depth,
+            bases=header.bases,
+            keyframe=bool(header.flags & FLAG_KEYFRAME),
+        )
 
     mover = Mover(db, partial(db.turn, db.index_path), recode)
     left: list[str] = []

@@ -115,7 +115,7 @@ def _make_plan(db: LocalDatabase, source: LocalDatabase, found: Examination, thr
     with db.view() as view:
         plan.short = dict(short_packs(db.packs, view))
         stranded = [id for id, place in view.objects() if place.pack in plan.short] if plan.short else []
-    wanted = list(dict.fromkeys([*_bottom_up(found), *stranded]))
+    wanted = list(dict.fromkeys([*_damaged_below(db, found), *_bottom_up(found), *stranded]))
     lock, done = threading.Lock(), 0
 
     def look(id: ObjectId) -> None:
@@ -140,6 +140,15 @@ def _make_plan(db: LocalDatabase, source: LocalDatabase, found: Examination, thr
             if place is not None:
                 plan.short.pop(place.pack, None)  # it may come back: a disk that is mounted again
     return plan
+
+
+def _damaged_below(db: LocalDatabase, found: Examination) -> list[ObjectId]:
+    """Return what damaged objects build on, where that is damaged itself and no commit names it."""
+    try:
+        below = [id for id in db.lay_out(found.bad) if id not in found.bad]
+    except Damaged:
+        return []  # the index does not tell; everything is stored whole anyway
+    return [id for id in below if _length(db, id) < 0]
 
 
 def _bottom_up(found: Examination) -> list[ObjectId]:

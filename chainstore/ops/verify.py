@@ -1,7 +1,8 @@
 """Verify: prove what is stored, from a look at the log to a read of every byte.
 
 quick    log, index and small files agree; every ref names a commit that is there
-links    quick, and every reachable commit and tree page reads, every object has a record in its pack
+links    quick, and every reachable commit and tree page reads, every object has a record in its pack, and so
+         has everything that it builds on
 data     links, and every reachable chunk (or a sample of them) reads and hashes to its id
 
 Where something is damaged, everything is asked once more before it is told: gc may have swept a snapshot or moved a

@@ -10,12 +10,14 @@ from chainstore.errors import Damaged, StorageError
 from chainstore.ids import ObjectId
 from chainstore.observe import Observer, Progress
 from chainstore.odb.local import LocalDatabase
+from chainstore.ops.grouping import in_jobs
 from chainstore.ops.pipeline import run
 from chainstore.ops.sampling import Sample
 from chainstore.ops.verify_report import VerifyReport
 from chainstore.ops.verify_walk import Fetch, Reach, reason
 
 _TELL_BYTES = 4 << 20
+_TOGETHER = 1024  # chunks read in one job at most, none of which is kept
 ONLY_INDEX = "its record in the pack is not what was stored; the index still holds it whole"
 
 
@@ -33,26 +35,44 @@ class DataReader:
         chosen = sample.pick(whole) if sample is not None else list(whole)
         self._total = sum(whole[id] for id in chosen)
         self._report.chunks_read = len(chosen)
-        run(chosen, self._read, threads=threads)
+        run(self._jobs(chosen), self._read, threads=threads)
         self._observer(Progress("verify", self._total, self._total))
         for check, ids in (("commits", [id for id, _ in self._reach.commits]), ("pages", list(self._reach.pages))):
             self._compare(check, ids, sample)
 
-    def _read(self, id: ObjectId) -> None:
-        nbytes, why = 0, ""
+    def _jobs(self, chosen: Sequence[ObjectId]) -> list[tuple[ObjectId, ...]]:
+        """Return what to read together: everything that builds on each other, so that no base is decoded twice."""
         try:
-            nbytes = len(self._fetch.db.read(id))
-            why = small_record_problem(self._fetch.db, id)
-        except (Damaged, StorageError) as error:
-            why = reason(error)
+            return in_jobs(self._fetch.db.lay_out(chosen), chosen, _TOGETHER)
+        except Damaged:  # who reads it finds out
+            return [(id,) for id in chosen]
+
+    def _read(self, ids: tuple[ObjectId, ...]) -> None:
+        db = self._fetch.db
+        bad: dict[ObjectId, str] = {}
+        try:
+            nbytes = db.prove(ids)
+        except (Damaged, StorageError):
+            nbytes = sum(self._read_one(id, bad) for id in ids)  # to tell which are hit
+        for id in ids:
+            why = "" if id in bad else small_record_problem(db, id)
+            if why:
+                bad[id] = why
         with self._lock:
             self._report.read_bytes += nbytes
-            self._done += self._reach.chunks[id]
-            if why:
+            self._done += sum(self._reach.chunks[id] for id in ids)
+            for id, why in bad.items():
                 self._fetch.note(id, "chunks", why)
             if self._done - self._told >= _TELL_BYTES:
                 self._told = self._done
                 self._observer(Progress("verify", self._done, self._total))
+
+    def _read_one(self, id: ObjectId, bad: dict[ObjectId, str]) -> int:
+        try:
+            return self._fetch.db.prove([id])
+        except (Damaged, StorageError) as error:
+            bad[id] = reason(error)
+            return 0
 
     def _compare(self, check: str, ids: Sequence[ObjectId], sample: Sample | None) -> None:
         left = {id: 1 for id in ids if id not in self._fetch.bad}

@@ -6,7 +6,7 @@ that one walk finds everything that is missing here.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from chainstore.errors import Damaged, IdMismatch, Malformed, StorageError
 from chainstore.ids import ObjectId
@@ -176,16 +176,18 @@ def walk_pages(fetch: Fetch, reach: Reach, observer: Observer) -> None:
 
 
 def check_places(fetch: Fetch, reach: Reach) -> None:
-    """Every object has a record, in a pack that is long enough."""
+    """Every object has a record, in a pack that is long enough, and so has everything that it builds on."""
     sizes: dict[bytes, int] = {}
+    bases: dict[ObjectId, _Found] = {}
     for some, check in _in_parts(reach):
         with fetch.db.view() as view:
             for id in some:
-                length, why = _look_up(fetch.db, view, id, sizes)
+                found = _look_up(fetch.db, view, id, sizes)
+                why = found.why or _look_below(fetch.db, view, found, sizes, bases)
                 if why:
                     fetch.note(id, check, why)
                 elif check == "chunks":
-                    reach.chunks[id] = length
+                    reach.chunks[id] = found.length
 
 
 def _in_parts(reach: Reach) -> Iterator[tuple[list[ObjectId], str]]:
@@ -198,19 +200,46 @@ def _in_parts(reach: Reach) -> Iterator[tuple[list[ObjectId], str]]:
             yield ids[start : start + _PLACES_PER_VIEW], check
 
 
-def _look_up(db: LocalDatabase, view: View, id: ObjectId, sizes: dict[bytes, int]) -> tuple[int, str]:
-    """Return the bytes of an object's record, and what is wrong with its place."""
+class _Found(NamedTuple):
+    """The bytes of a record, what is wrong with its place, and what it builds on."""
+
+    length: int
+    why: str
+    bases: tuple[ObjectId, ...] = ()
+
+
+def _look_up(db: LocalDatabase, view: View, id: ObjectId, sizes: dict[bytes, int]) -> _Found:
     try:
         place = view.place(id)
         if place is None:
-            return 0, "it is not in the store"
+            return _Found(0, "it is not in the store")
         name = view.pack(place.pack).pack
+        bases = view.bases(id) if place.n_bases else ()
     except (Damaged, Malformed) as error:
-        return 0, str(error)
+        return _Found(0, str(error))
+    if len(bases) != place.n_bases:
+        return _Found(0, "the index does not name what it builds on")
     if name not in sizes:
         sizes[name] = db.packs.size(name)
     if place.offset + place.length <= sizes[name]:
-        return place.length, ""
+        return _Found(place.length, "", bases)
     if not sizes[name]:
-        return 0, f"pack {name.hex()} is missing"
-    return 0, f"pack {name.hex()} ends before it"
+        return _Found(0, f"pack {name.hex()} is missing")
+    return _Found(0, f"pack {name.hex()} ends before it")
+
+
+def _look_below(
+    db: LocalDatabase, view: View, found: _Found, sizes: dict[bytes, int], looked_up: dict[ObjectId, _Found]
+) -> str:
+    """Return what is wrong with the places of what an object builds on."""
+    seen, queue = set(found.bases), list(found.bases)
+    while queue:
+        id = queue.pop()
+        if id not in looked_up:
+            looked_up[id] = _look_up(db, view, id, sizes)
+        base = looked_up[id]
+        if base.why:
+            return f"its base {id.short} is damaged: {base.why}"
+        queue += (new := [below for below in base.bases if below not in seen])
+        seen.update(new)
+    return ""

@@ -34,6 +34,7 @@ from chainstore.ops.differences import ORDER as DIFF_ORDER
 from chainstore.ops.differences import Anomaly, Diff, FileDiff, TensorDiff, ValueDiff
 from chainstore.ops.forget_plan import ForgetLine, ForgetPlan
 from chainstore.ops.gc_report import GcReport, Kept
+from chainstore.ops.repack import RepackReport
 from chainstore.ops.rollback import Rollback
 from chainstore.ops.usage import BranchUsage, KindUsage, PathUsage, Usage
 from chainstore.ops.verify_report import CHECKS, COVERED, Damage, DamageGroup, Level, VerifyReport, grouped
@@ -84,6 +85,7 @@ __all__ = [
     "PathUsage",
     "RebuildReport",
     "RekeyReport",
+    "RepackReport",
     "Repository",
     "RepositoryNotFound",
     "RepositoryStats",

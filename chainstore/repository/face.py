@@ -28,6 +28,7 @@ from chainstore.ops.differences import Diff
 from chainstore.ops.forget_plan import ForgetPlan
 from chainstore.ops.gc_report import GcReport
 from chainstore.ops.history import ancestors, head_of, in_range, merge_base, read_commit
+from chainstore.ops.repack import RepackReport
 from chainstore.ops.rollback import Rollback
 from chainstore.ops.usage import Usage
 from chainstore.ops.verify_report import Level, VerifyReport
@@ -555,6 +556,23 @@ class Repository:
             Damaged: something that must be walked cannot be read, so that nothing below it is proven to be garbage.
         """
         return collecting.gc(self._handle, dry_run, forget)
+
+    def repack(self, *, dry_run: bool = False) -> RepackReport:
+        """Choose anew how all history is stored, with more effort than a commit has time for, and free what that saves.
+
+        Each chunk of each snapshot is coded as a difference to the one before it, or whole, and stored so where that is
+        smaller than what is there.  No byte of any snapshot changes.  Takes about as long as reading and committing
+        everything; others may go on meanwhile.  Killed at any moment, what was done stays done.
+
+        Args:
+            dry_run: change nothing; find out what it would give, which takes as long.
+
+        Raises:
+            Locked: gc is at work; says who and since when.
+            Damaged: a commit, or a page of names, cannot be read.
+            StoreFull: what was done by then stays done; the new records need space before the old ones give any.
+        """
+        return collecting.repack(self._handle, dry_run)
 
     def rekey(self, *, reencrypt: bool = False, drop_other_keys: bool = False, dry_run: bool = False) -> RekeyReport:
         """Make new keys for the data; everything written from here on is sealed with them.

@@ -17,7 +17,10 @@ from chainstore.model.commit import Commit
 from chainstore.model.manifest import Manifest
 from chainstore.odb.local import LocalDatabase
 from chainstore.odb.opening import open_local
+from chainstore.ops.deltas import Choices
 from chainstore.ops.history import Names, resolve
+from chainstore.ops.linking import Memory
+from chainstore.ops.shadow import Shadow
 from chainstore.refs import HEAD, short_name
 from chainstore.repository.settings import Settings, in_force, now_us
 from chainstore.repository.slots import check_key, unseal
@@ -29,7 +32,7 @@ _HAS_TIP = -1
 
 
 class Core:
-    """What all handles of one repository in one process share: the database, and the last manifests."""
+    """What all handles of one repository in one process share: database, last manifests, choices of codecs."""
 
     shared: ClassVar[dict[tuple[str, bool], "Core"]] = {}
     lock = threading.RLock()
@@ -40,9 +43,17 @@ class Core:
         self.users = 0
         self.committing = threading.RLock()
         self.tips: dict[ObjectId, Manifest] = {}
+        self.choices, self.shadow = Choices(), Shadow()
+        self._links: dict[str, Memory] = {}
+
+    def links(self, ref: str) -> Memory:
+        """Return what commits to a branch proved of its optimizers."""
+        return self._links.setdefault(ref, Memory())
 
     def remember(self, commit: ObjectId, manifest: Manifest) -> None:
         """Keep the manifest of a tip: the next commit on it need not look its chunks up."""
+        self.choices.commit()
+        self.shadow.settle(manifest.chunks())
         self.tips.pop(commit, None)
         self.tips[commit] = manifest
         while len(self.tips) > _TIPS_KEPT:
@@ -147,6 +158,10 @@ class Handle:
     def codec(self, asked: str | None) -> str:
         """Return the codec to use: the one asked for, else what the settings say."""
         return str(resolve_setting("codec", asked, self.own_settings()).value)
+
+    def setting(self, name: str) -> str | int:
+        """Return the value of a setting that no call can say."""
+        return resolve_setting(name, None, self.own_settings()).value
 
     def own_settings(self) -> dict[str, str]:
         """Return the settings that the repository holds."""

@@ -11,15 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from chainstore import config
-from chainstore.errors import AlreadyExists, InvalidInput, NothingToCommit, RefConflict
+from chainstore.errors import AlreadyExists, Damaged, InvalidInput, NothingToCommit, RefConflict
 from chainstore.ids import ObjectId
 from chainstore.model.change import Change, SetRef, Target
 from chainstore.model.commit import Commit, Note, Stats, encode_commit
 from chainstore.model.manifest import Manifest
+from chainstore.model.tree import Root, read_tree
 from chainstore.observe import Notice
 from chainstore.odb.batch import LocalBatch
 from chainstore.odb.conflicts import GoneMeanwhile
 from chainstore.ops.commit import write, write_commit, write_trees
+from chainstore.ops.deltas import Lines
 from chainstore.ops.history import head_of, read_commit
 from chainstore.refs import HEAD, HEADS, branch_ref, short_name, tag_ref
 from chainstore.repository.handles import Handle, Revision
@@ -28,6 +30,7 @@ from chainstore.repository.settings import Settings, now_us
 from chainstore.state.leaf import Leaf
 
 _WRITE_TRIES = 3
+_DELTA_CODECS = frozenset({"small"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,8 @@ def record(
             try:
                 landing = find_landing(handle, request)
                 batch.trust(trusted_chunks(handle, landing))
-                state, stats = write_leaves(batch, leaves, handle.settings)
+                lines = deltas_of(handle, landing, codec)
+                state, stats = write_leaves(batch, leaves, handle.settings, lines)
                 files, more = write_leaves(batch, beside, handle.settings) if beside else (Manifest(), Stats())
                 return finish(handle, batch, request, landing, Written(state, files, stats + more), started)
             except GoneMeanwhile:
@@ -142,7 +146,36 @@ def trusted_chunks(handle: Handle, landing: Landing) -> frozenset[ObjectId]:
     return handle.db.unsuspected(manifest.chunks())
 
 
-def write_leaves(batch: LocalBatch, leaves: Sequence[Leaf], settings: Settings) -> tuple[Manifest, Stats]:
+def deltas_of(handle: Handle, landing: Landing, codec: str) -> Lines | None:
+    """Return what the chunks of a commit may be differences to: those of its parent, where its codec makes such."""
+    if codec not in _DELTA_CODECS:
+        return None
+    parent = _parent_manifest(handle, landing.parent) if landing.parent is not None else Manifest()
+    shadow = handle.core.shadow if handle.setting("shadow") == "yes" else None
+    if parent is None:
+        return None
+    return Lines(handle.db, parent, handle.core.choices, handle.core.links(landing.ref), shadow)
+
+
+def _parent_manifest(handle: Handle, parent: ObjectId) -> Manifest | None:
+    """Return the names and chunks of a snapshot; None where they do not read: what is stored now can do without."""
+
+    def load(id: ObjectId) -> bytes:
+        return bytes(handle.db.read(id))
+
+    found = handle.core.tips.get(parent)
+    if found is not None:
+        return found
+    try:
+        root = Root.from_bytes(load(read_commit(handle.db, parent).tree))
+        return Manifest(read_tree(root.state, load) if root.state is not None else ())
+    except Damaged:
+        return None
+
+
+def write_leaves(
+    batch: LocalBatch, leaves: Sequence[Leaf], settings: Settings, lines: Lines | None = None
+) -> tuple[Manifest, Stats]:
     """Store leaves in a batch with the threads and memory that the handle may use."""
     return write(
         batch,
@@ -150,6 +183,7 @@ def write_leaves(batch: LocalBatch, leaves: Sequence[Leaf], settings: Settings) 
         threads=settings.threads,
         max_memory_bytes=settings.max_memory_bytes,
         observer=settings.observer,
+        lines=lines,
     )
 
 

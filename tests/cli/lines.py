@@ -48,6 +48,7 @@ EVERY: dict[str, list[list[str]]] = {
         ["gc"],
         ["gc", "--no-forget", "--explain"],
     ],
+    "repack": [["repack", "--dry-run"], ["repack"], ["repack"]],
     "verify": [
         ["verify"],
         ["verify", "--quick"],

@@ -232,7 +232,7 @@ def completed(words: str, position: int) -> list[str]:
 
 
 def test_a_shell_completes_commands_options_and_commands_below_others():
-    assert completed("chain re", 1) == ["reset", "reflog", "rebuild-index", "rekey"]
+    assert completed("chain re", 1) == ["reset", "reflog", "repack", "rebuild-index", "rekey"]
     assert completed("chain log --gr", 2) == ["--graph"]
     assert completed("chain key r", 2) == ["remove", "rotate"]
 

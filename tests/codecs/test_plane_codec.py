@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainstore.codecs.base import EFFORTS, NO_HINT, NOT_SHORTER
-from chainstore.codecs.plane_codec import Planes, make, word_of
+from chainstore.codecs.plane_codec import Form, Planes, make, word_of
 from chainstore.errors import Malformed
 from chainstore.model.spec import DTYPES, Spec
 
@@ -127,6 +127,45 @@ def test_data_payload_and_destination_may_lie_at_any_address(case):
         room = bytearray(len(data) + 16)
         AUTO.decode(memoryview(bytes(shift) + payload)[shift:], None, (), memoryview(room)[shift : shift + len(data)])
         assert room == bytes(shift) + data + bytes(16 - shift)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "complex64"])
+def test_what_floats_take_is_foreseen_within_a_fifth_and_never_more(dtype):
+    many = RANDOM.standard_normal(1 << 18).astype(np.float32)
+    for data in (many, np.square(many), masked(many, 0.3), many.astype(np.float64)):
+        payload = coded(data.tobytes(), Spec(dtype, (1,)))
+        length = len(payload) if payload is not None else data.nbytes
+        assert 0.8 * length < AUTO.at_least(memoryview(data).cast("B"), Spec(dtype, (1,))) <= length
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_floats_that_repeat_themselves_are_seen_through(dtype):
+    ramps = [np.arange(50_000, dtype=np.float32), np.linspace(0, 1, 50_000, dtype=np.float32)]
+    for data in (np.tile(NORMAL[:256], 200), np.repeat(NORMAL[:500], 100), *ramps):
+        payload = coded(data.tobytes(), Spec(dtype, (1,)))
+        assert payload is not None
+        assert AUTO.at_least(memoryview(data).cast("B"), Spec(dtype, (1,))) <= len(payload)
+
+
+def test_of_what_may_repeat_itself_nothing_is_foreseen():
+    many = memoryview(NORMAL).cast("B")
+    for spec in (Spec("int32", (1,)), Spec("raw3", (1,)), None):
+        assert AUTO.at_least(many, spec) == 0
+    assert AUTO.at_least(memoryview(bytes(1 << 16)), Spec("float32", (1,))) == 0
+    assert AUTO.at_least(many[:1000], Spec("float32", (1,))) == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int64"])
+def test_a_residual_with_one_word_in_many_is_told_apart_from_one_of_zeros(dtype):
+    form = Form(Spec(dtype, (1,)).itemsize, residual=True)
+    out = bytearray(1 << 20)
+    for place in (None, 0, 12_345, (1 << 20) - 1):
+        data = bytearray(1 << 20)
+        if place is not None:
+            data[place] = 7
+        length = AUTO.pack(memoryview(data), form, memoryview(out))
+        assert 0 < length < 60
+        assert decoded(bytes(out[:length]), len(data)) == data
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int64", "uint8"])

@@ -23,7 +23,7 @@ SMALL_FILES = (
 # little is worth a hole or a move, and takes several publications
 SMALL_GC = (
     (reclaim, "PUNCH_BYTES", 4096),
-    (gc, "_SMALL_BYTES", 1),
+    (moving, "_SMALL_BYTES", 1),
     (gc, "_ROWS", 3),
     (gc, "_BREATH_SECONDS", 0.0),
     (moving, "_BATCH_RECORDS", 2),

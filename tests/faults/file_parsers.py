@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from chainstore.codecs.chain import Decoder, Encoder
+from chainstore.codecs.base import DIFFERENCE, XOR, Against
+from chainstore.codecs.chain import Decoder, Encoder, uses_bases
 from chainstore.crypto.bundle import Bundle
 from chainstore.crypto.keyring import Keyring, new_bundle
 from chainstore.crypto.keys import generate_key_file
@@ -86,7 +87,8 @@ def codec(samples: Samples, folder: Path) -> Parser:
     def parse(data: bytes) -> object:
         length = int.from_bytes(data[4:8], "little") & 0x7FFFF
         out = memoryview(bytearray(length + 16))
-        decoder.decode(data[:4], memoryview(data)[8:], out[8 : 8 + length])
+        bases = [memoryview(bytes(length))] * uses_bases(data[:4])
+        decoder.decode(data[:4], memoryview(data)[8:], out[8 : 8 + length], bases)
         assert bytes(out[:8]) == bytes(out[8 + length :]) == bytes(8)
         return None
 
@@ -94,8 +96,11 @@ def codec(samples: Samples, folder: Path) -> Parser:
     for choice in ("fast", "auto", "small"):
         for array in _arrays():
             for spec in (Spec(array.dtype.name, array.shape), None):
-                tags, payload = Encoder(choice).encode(array.data.cast("B"), spec)
-                payloads.append(tags + array.nbytes.to_bytes(4, "little") + bytes(payload))
+                plain = array.data.cast("B")
+                near = memoryview(bytes(plain[:-9]) + b"something")
+                for ways in [], [Against(XOR, (near,))], [Against(DIFFERENCE, (near,))]:
+                    tags, payload, _ = Encoder(choice).encode(plain, spec, ways)
+                    payloads.append(tags + array.nbytes.to_bytes(4, "little") + bytes(payload))
     short = [payload for payload in payloads if len(payload) < 1 << 14]
     return Parser((*short, bytes(8), b"\1\0\0\0\0\0\1\0\x48"), parse, 90_000)
 

@@ -167,5 +167,5 @@ def test_memory_that_is_used_again_too_soon_is_seen(ground: Path, mode: str, mon
     store = writers.store
     monkeypatch.setattr(writers, "store", late)
     monkeypatch.setattr(bays.Bay, "capture", forgetful)
-    monkeypatch.setattr(shipping.Shipping, "_has_room", lambda *_: True)
+    monkeypatch.setattr(shipping.Shipping, "has_room", lambda *_: True)
     assert mixed(ground / "run", random.Random(2), 40, mode=mode, max_pending=1) != []

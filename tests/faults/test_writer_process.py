@@ -166,11 +166,13 @@ def test_a_kill_of_everything_returns_to_the_last_durable_snapshot(ground: Path)
     source = random.Random(seed)
     root = ground / "repo"
     cs.open(root, create=True).close()
-    newest = lost = 0
-    for number in range(10):
-        with replayable(seed, f"kill {number}", root):
+    newest = lost = kills = 0
+    while kills < 10 or newest <= 10:  # on a busy machine a short life leaves nothing durable
+        kills += 1
+        assert kills < 100
+        with replayable(seed, f"kill {kills}", root):
             trainer = Trainer(ground, newest + 1, 2)
-            time.sleep(source.uniform(0.1, 0.6))
+            time.sleep(source.uniform(0.1, 0.6) * (1 + kills // 10))
             death = trainer.die(writer_too=True)
             wait_for_nobody(death)
             with cs.open(root) as repo:
@@ -182,5 +184,4 @@ def test_a_kill_of_everything_returns_to_the_last_durable_snapshot(ground: Path)
                     assert is_state_of(head, repo.checkout(), NBYTES + head)
                 assert repo.verify("links").damaged == []
                 newest = head
-    assert newest > 10
-    print(f"{newest} snapshots; {lost} that were submitted were not durable yet")
+    print(f"{kills} kills, {newest} snapshots; {lost} that were submitted were not durable yet")

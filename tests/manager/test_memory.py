@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from chainstore.errors import ForkedHandle, MemoryShort
-from chainstore.manager.limits import memory_left
+from chainstore.limits import memory_left
 from chainstore.manager.memory import Buffer, make_buffer
 
 MIB = 1 << 20

@@ -60,7 +60,7 @@ MESSAGES: list[Message] = [
     Tidy("keep-last 5"),
     Bye(),
     Durable(3, "ab" * 32, 0.25, 100, 50, 25),
-    Durable(4, "cd" * 32, 0.5, 100, 50, 25, b"\x00\xff" * 6, {"big.log": "it is gone"}),
+    Durable(4, "cd" * 32, 0.5, 100, 50, 25, b"\x00\xff" * 6, {"big.log": "it is gone"}, 17),
     Failed(3, "store-full", "no space", "free some"),
     Told("tidy-failed", "why"),
 ]

@@ -13,6 +13,7 @@ from chainstore.crypto.keys import KeyFile, generate_key_file
 from chainstore.errors import ChainError, InvalidInput, NotEncrypted, StoreFull
 from chainstore.model.frame import Kind, is_record_kind, parse_line
 from chainstore.observe import Progress
+from chainstore.odb.folding import lay_out
 from chainstore.odb.record import Sealer, row_generation
 from chainstore.ops.moving import Mover
 from chainstore.repository import Repository, init
@@ -95,8 +96,9 @@ def test_older_keys_open_nothing_after_everything_was_sealed_again(repo: Reposit
     sealer = Sealer(repo._db.sealer.repo_id, old, os.urandom)
     with repo._db.view() as view:
         ids = [id for id, place in view.objects() if place.kind == Kind.CHUNK]
+        sources = repo._db._reader._sources(view, lay_out(view, dict.fromkeys(ids)))
     for id in ids:
-        header, payload = repo._db._reader._fetch(repo._db.benches.take("auto"), id)
+        header, payload = repo._db._reader._fetch(repo._db.benches.take("auto"), sources[id])
         with pytest.raises(ChainError):
             sealer.open(header, payload, bytearray(len(payload)))
     repo.close()

@@ -5,7 +5,6 @@ import tracemalloc
 import warnings
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 import torch
@@ -501,7 +500,7 @@ def test_bytes_copied_from_a_device_are_those_read_in_place(tensor, target):
     facts = torch_adapter._facts(tensor.dtype, tuple(tensor.shape), tensor.stride())
     source = DeviceSource(tensor.detach(), facts.spec.shape, facts.nbytes, facts.packed)
 
-    assert stored_bytes(replace(leaf, source=source), target) == stored_bytes(leaf, target)
+    assert stored_bytes(leaf._replace(source=source), target) == stored_bytes(leaf, target)
 
 
 def test_a_storage_gathered_on_a_device_is_that_of_the_host():
@@ -510,7 +509,7 @@ def test_a_storage_gathered_on_a_device_is_that_of_the_host():
     described = [torch_adapter.ADAPTER.describe(view) for view in views]
     start, nbytes = described[0].region.address, 40
     gathered = [
-        replace(dense, source=DeviceSource(view, tuple(view.shape), dense.source.nbytes, True))
+        dense._replace(source=DeviceSource(view, tuple(view.shape), dense.source.nbytes, True))
         for dense, view in zip(described, views, strict=True)
     ]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chainstore.codecs import plane_codec, zstd
+from chainstore.codecs import plane_codec, residuals, zstd
 from chainstore.codecs.base import EFFORTS
 from chainstore.crypto.keys import Argon2Cost, KeyCommand, KeyFile, Passphrase
 from chainstore.errors import Malformed
@@ -57,6 +57,16 @@ class TestThoroughPlanes(CodecConformance):
 class TestZstd(CodecConformance):
     def make(self):
         return zstd.make(EFFORTS["auto"])
+
+
+class TestXorInPlanes(CodecConformance):
+    def make(self):
+        return residuals.make_xor(EFFORTS["auto"])
+
+
+class TestDifference(CodecConformance):
+    def make(self):
+        return residuals.make_difference(EFFORTS["small"])
 
 
 class Xor:
