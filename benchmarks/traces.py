@@ -407,9 +407,9 @@ class Chain:
                 tips[number] = recorder.add(run.state(), steps + turn * self.every, f"run-{number}", tips[number])
 
 
-GPT: Mapping[str, Size] = {"quick": (48, 2, 256), "default": (160, 4, 1024), "full": (512, 3, 1024)}
-BF16: Mapping[str, Size] = {"quick": (96, 2, 256), "default": (320, 4, 1024), "full": (768, 8, 2048)}
-LORA: Mapping[str, Size] = {"quick": (128, 1, 256), "default": (512, 2, 1024), "full": (2048, 5, 1024)}
+GPT: Mapping[str, Size] = {"quick": (48, 2, 256), "default": (128, 4, 1024), "full": (512, 3, 1024)}
+BF16: Mapping[str, Size] = {"quick": (96, 2, 256), "default": (256, 4, 1024), "full": (768, 8, 2048)}
+LORA: Mapping[str, Size] = {"quick": (128, 1, 256), "default": (640, 1, 1024), "full": (2048, 5, 1024)}
 ZIPF: Mapping[str, Size] = {"quick": (16, 1, 4096), "default": (32, 1, 1 << 16), "full": (64, 1, 1 << 20)}
 MOE: Mapping[str, Size] = {"quick": (16, 1, 1), "default": (64, 1, 1), "full": (352, 1, 1)}
 CNN: Mapping[str, Size] = {"quick": (16, 2, 1), "default": (64, 4, 1), "full": (140, 4, 1)}
@@ -440,7 +440,15 @@ _CHAINS = (
         {"quick": 10, "default": 40, "full": 40},
     ),
     Chain(
-        *("fork-tree", "W7", "8 branches of dense AdamW, k = 10", DenseGpt, 1e-3, 10, {**GPT, "full": (400, 3, 1024)}),
+        *(
+            "fork-tree",
+            "W7",
+            "8 branches of dense AdamW, k = 10",
+            DenseGpt,
+            1e-3,
+            10,
+            {**GPT, "default": (96, 3, 1024), "full": (400, 3, 1024)},
+        ),
         {"quick": 2, "default": 5, "full": 5},
         branches=8,
     ),

@@ -335,15 +335,18 @@ class _Collection(Follower):
                     if pack is None:
                         self._pass_over(content)
                         continue
-                    scattered += mover.move_if_worth(pack, scarce=is_scarce(self._db.layout))
-                    self._sleep(_BREATH_SECONDS)
+                    left = mover.move_if_worth(pack, scarce=is_scarce(self._db.layout))
+                    scattered += left
+                    if not left:
+                        self._sleep(_BREATH_SECONDS)
         except StoreFull:
             self.complete = False
             report.left.append("with some free space to move records in, more could be freed")
-        report.moved_bytes += mover.moved_bytes
-        report.freed_bytes += mover.freed_bytes
-        report.packs_removed += mover.removed
-        report.left += mover.problems
+        finally:
+            report.moved_bytes += mover.moved_bytes
+            report.freed_bytes += mover.freed_bytes
+            report.packs_removed += mover.removed
+            report.left += mover.problems
         if scattered:
             report.kept.append(Kept("scattered", 0, scattered))
 
