@@ -71,15 +71,26 @@ class Lines:
 
     Args:
         parent: names what is in the snapshot before.
-        links: what earlier commits of the branch proved of its optimizers.
+        older: returns the names of the snapshot so many commits before that; None where there is none.
+        proved: what earlier commits of the branch proved of its optimizers, from one to the next and from keyframe to
+            keyframe.
         shadow: holds what this process stored last; it is kept up to date.  None: everything is read from the store.
     """
 
     def __init__(
-        self, db: LocalDatabase, parent: Manifest, choices: Choices, links: Memory, shadow: Shadow | None
+        self,
+        db: LocalDatabase,
+        parent: Manifest,
+        older: Callable[[int], Manifest | None],
+        choices: Choices,
+        proved: tuple[Memory, Memory],
+        shadow: Shadow | None,
     ) -> None:
-        self._db, self._parent, self._choices, self._memory, self._shadow = db, parent, choices, links, shadow
+        self._db, self._parent, self._older = db, parent, older
+        self._choices, self._proved, self._shadow = choices, proved, shadow
         self._links: dict[Path, Link] = {}
+        self._frame: Manifest | None = None  # the snapshot of the keyframes before, where others are due
+        self._frame_links: dict[Path, Link] = {}
         self._find: Find = lambda path, slot: None
 
     def begin(self, leaves: Sequence[Leaf], find: Find, least_bytes: int) -> list[int]:
@@ -90,21 +101,37 @@ class Lines:
             least_bytes: of arrays that have chunks of their own.
         """
         self._find = find
-        parent = ParentArrays(self._plain)
-        self._links = find_links(
-            leaves, self._parent, parent.read, parent.sample, self._memory, least_bytes=least_bytes
-        )
+        arrays = ParentArrays(self._plain)
+
+        def links(to: Manifest, memory: Memory) -> dict[Path, Link]:
+            return find_links(leaves, to, arrays.read, arrays.sample, memory, least_bytes=least_bytes)
+
+        self._links = links(self._parent, self._proved[0])
+        if self._links and self._is_keyframe_due(leaves):
+            self._frame = self._older(SEGMENT)
+            if self._frame is not None:
+                self._frame_links = links(self._frame, self._proved[1])
         turns: dict[Path, int] = {}
 
         def turn(path: Path) -> int:
             if path not in turns:
                 turns[path] = 0  # also for whoever asks while it is found out
-                link = self._links.get(path)
-                if link is not None:
-                    turns[path] = max((1 + turn(each.path) for each in link.bases if each.now), default=0)
+                found = [each for each in (self._links.get(path), self._frame_links.get(path)) if each is not None]
+                needed = {each.path for link in found for each in link.bases if each.now}
+                turns[path] = max((1 + turn(each) for each in needed), default=0)
             return turns[path]
 
         return [turn(leaf.path) for leaf in leaves]
+
+    def _is_keyframe_due(self, leaves: Sequence[Leaf]) -> bool:
+        """Return whether the largest array of an optimizer, and so nearly all of them, is at the end of a segment."""
+        linked = [leaf for leaf in leaves if leaf.path in self._links]
+        largest = max(linked, key=lambda leaf: leaf.source.nbytes if leaf.source is not None else 0)
+        chunk = _chunk(self._parent, largest.path, 0)
+        if chunk is None:
+            return False
+        with self._db.view() as view:
+            return run(view, chunk)[0] >= SEGMENT
 
     def before(self, path: Path, spec: Spec | None, slot: int, length: int) -> ObjectId | None:
         """Return the chunk of the parent that has the place of a chunk; None where there is none of that length.
@@ -176,24 +203,22 @@ class Lines:
         if place is None or (keyframe and keyframes(view, frame) >= KEYFRAMES):
             return
         first = Base(base, place.depth, _once(lambda: self._plain(base)))
-        link = self._links.get(path) if slot >= 0 and not keyframe else None
-        if link is not None:
-            others = [self._input(view, each, slot, length) for each in link.bases[1:]]
+        link = (self._frame_links if keyframe else self._links).get(path) if slot >= 0 else None
+        then = self._frame if keyframe else self._parent
+        if link is not None and then is not None and _chunk(then, path, slot) == base:
+            others = [self._input(view, then, each, slot, length) for each in link.bases[1:]]
             if all(others):
-                yield Offer(ADAM, (first, *(each for each in others if each is not None)), link.parameters)
+                yield Offer(ADAM, (first, *(each for each in others if each is not None)), link.parameters, keyframe)
         for tag in (residual_tag(spec), *registered_deltas()):
             yield Offer(tag, (first,), keyframe=keyframe)
 
-    def _input(self, view: View, wanted: Input, slot: int, length: int) -> Base | None:
-        """Return a chunk that a prediction is made of."""
+    def _input(self, view: View, then: Manifest, wanted: Input, slot: int, length: int) -> Base | None:
+        """Return a chunk that a prediction is made of, as it is now or as it was then."""
         if wanted.now:
             return self._find(wanted.path, slot)
-        entry = self._parent.get(wanted.path)
-        if entry is None or slot >= len(entry.extents):
-            return None
-        chunk = entry.extents[slot].chunk
-        place = view.place(chunk)
-        if place is None or place.plain_len != length:
+        chunk = _chunk(then, wanted.path, slot)
+        place = view.place(chunk) if chunk is not None else None
+        if chunk is None or place is None or place.plain_len != length:
             return None
         return Base(chunk, place.depth, _once(lambda: self._plain(chunk)))
 
@@ -211,6 +236,12 @@ class ParentArrays:
     def sample(self, entry: Entry, indices: Any) -> Any:
         """Return the elements of an array at ascending flat indices."""
         return import_module(_ELEMENTS).elements(self._plain, entry, indices)
+
+
+def _chunk(of: Manifest, path: Path, slot: int) -> ObjectId | None:
+    """Return a chunk of an array of a snapshot."""
+    entry = of.get(path)
+    return entry.extents[slot].chunk if entry is not None and slot < len(entry.extents) else None
 
 
 def _once(read: Callable[[], memoryview]) -> Callable[[], memoryview]:

@@ -46,9 +46,9 @@ class Core:
         self.choices, self.shadow = Choices(), Shadow()
         self._links: dict[str, Memory] = {}
 
-    def links(self, ref: str) -> Memory:
+    def links(self, name: str) -> Memory:
         """Return what commits to a branch proved of its optimizers."""
-        return self._links.setdefault(ref, Memory())
+        return self._links.setdefault(name, Memory())
 
     def remember(self, commit: ObjectId, manifest: Manifest) -> None:
         """Keep the manifest of a tip: the next commit on it need not look its chunks up."""

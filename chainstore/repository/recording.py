@@ -9,6 +9,7 @@ finish       tree pages, the commit, one publication
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from chainstore import config
 from chainstore.errors import AlreadyExists, Damaged, InvalidInput, NothingToCommit, RefConflict
@@ -22,7 +23,7 @@ from chainstore.odb.batch import LocalBatch
 from chainstore.odb.conflicts import GoneMeanwhile
 from chainstore.ops.commit import write, write_commit, write_trees
 from chainstore.ops.deltas import Lines
-from chainstore.ops.history import head_of, read_commit
+from chainstore.ops.history import first_parents, head_of, read_commit
 from chainstore.refs import HEAD, HEADS, branch_ref, short_name, tag_ref
 from chainstore.repository.handles import Handle, Revision
 from chainstore.repository.refs import refs_below
@@ -154,7 +155,18 @@ def deltas_of(handle: Handle, landing: Landing, codec: str) -> Lines | None:
     shadow = handle.core.shadow if handle.setting("shadow") == "yes" else None
     if parent is None:
         return None
-    return Lines(handle.db, parent, handle.core.choices, handle.core.links(landing.ref), shadow)
+
+    def older(count: int) -> Manifest | None:
+        try:
+            line = islice(first_parents(handle.db, landing.parents[0]), count, None)
+            commit = next(line, None)
+        except Damaged:
+            return None
+        return _parent_manifest(handle, commit.id) if commit is not None else None
+
+    core = handle.core
+    proved = (core.links(landing.ref), core.links(f"{landing.ref}, keyframes"))
+    return Lines(handle.db, parent, older, core.choices, proved, shadow)
 
 
 def _parent_manifest(handle: Handle, parent: ObjectId) -> Manifest | None:
