@@ -274,7 +274,12 @@ def chain_run(tmp_path: Path, *options: str) -> ChainResults:
     return found
 
 
-@pytest.mark.parametrize("name", CHAINS)
+SEVERAL_KINDS = ("dense-gpt-k1", "lora", "fork-tree")  # the others differ in their states alone
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in SEVERAL_KINDS else [pytest.mark.long]) for name in CHAINS]
+)
 def test_every_chain_comes_back_and_every_peer_has_a_row(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     found = chain_run(tmp_path, "--only", name, "--codecs", "small", "--rules", "BitX rule")
     (subject,) = found.subjects

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from chainstore.errors import Damaged, Malformed, StaleKeyring, StorageError
 from chainstore.leases import publish_lock
-from chainstore.model.change import Checkpoint, Target, encode_changes
+from chainstore.model.change import Checkpoint, SetKeyring, Target, encode_changes
 from chainstore.odb.editor import Editor
 from chainstore.odb.identity import check_repository
 from chainstore.odb.layout import Format, Layout, Owner
@@ -92,8 +92,10 @@ def open_local(
         index, owner = _open_for_writing(layout, format, sealer, around, take_over)
         db = LocalDatabase(layout, sealer, index, owner, around, readonly=False)
     try:
-        _check_identity(db, sealer, format, keyring_number)
+        in_force = _check_identity(db, sealer, format, keyring_number)
         db.attach()
+        if keyring_number > in_force and not readonly:
+            _settle_keyring(db, keyring_number)
     except BaseException:
         db.close()
         raise
@@ -184,7 +186,21 @@ def _size(path: Path) -> int:
     return fs.size_of(data) if fs.exists(data) else 0
 
 
-def _check_identity(db: LocalDatabase, sealer: Sealer, format: Format, keyring_number: int) -> None:
+def _settle_keyring(db: LocalDatabase, number: int) -> None:
+    """Finish a change of the key slots whose process died before the log said so.
+
+    Perhaps their name is not on the disk yet: what we open with must not turn into the old ones with a power cut.
+    """
+    with db.turn() as turn:
+        with turn.view() as view:
+            _, _, known = view.identity()
+        if known < number:
+            fs.sync_dir(db.layout.root)
+            turn.publish([SetKeyring(number)])
+
+
+def _check_identity(db: LocalDatabase, sealer: Sealer, format: Format, keyring_number: int) -> int:
+    """Return the number of the key slots that log and index know."""
     format_hash, keyring = check_repository(db.index, db.layout, sealer)
     if format_hash != format.hash:
         raise Malformed("format", "it is not the file this repository was last used with")
@@ -193,3 +209,4 @@ def _check_identity(db: LocalDatabase, sealer: Sealer, format: Format, keyring_n
             f"the key slots are number {keyring_number}, but number {keyring} is in force",
             hint="restore `keyring` and `keyring.bak` from the newest copy of the repository",
         )
+    return keyring
