@@ -73,7 +73,7 @@ def test_settings_can_be_looked_at_without_a_repository(chain, place):
 def test_an_unknown_setting_is_refused_and_the_nearest_named(chain, repo):
     for words in (["get", "thread"], ["set", "thread", "1"], ["unset", "thread"]):
         done = chain("config", *words)
-        assert done.code == 1 and "did you mean threads" in done.err
+        assert done.code == 1 and "did you mean threads or shadow?" in done.err
     assert "codec, threads, max_memory" in chain("config", "get", "xyz").err
 
 
