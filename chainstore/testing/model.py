@@ -99,8 +99,8 @@ class Model(Names):
                 del self.moves[name]
 
     def sweep(self) -> None:
-        """Make the marks of all forgotten commits final."""
-        self.marks = dict.fromkeys(self.marks, True)
+        """Make the marks of all forgotten commits final; what nothing leads to gets one, before it goes."""
+        self.marks = dict.fromkeys([*self.marks, *self.unreachable()], True)
 
     def bury(self, ids: Iterable[ObjectId]) -> None:
         """Note that commits are not there any more."""

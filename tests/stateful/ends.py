@@ -109,8 +109,12 @@ class Machine(QuietMachine):
         swept.expire()
         swept.sweep()
         done = self.killed(at, lambda repo: repr(repo.gc()))
-        self.settle_on(*([swept] if done is not None else [self.model, expired, swept]))
-        self.model.bury([id for id in self.model.unreachable() if self.is_gone(id)])
+        possible = [swept] if done is not None else [self.model, expired, swept]
+        for model in possible:
+            model.bury([id for id in model.unreachable() if self.is_gone(id)])
+        self.settle_on(*possible)
+        for id in self.model.commits:
+            assert not self.is_gone(id)
         if done is not None:
             assert not self.model.unreachable()
 

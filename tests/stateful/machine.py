@@ -12,6 +12,7 @@ What ends early is in `ends`.
 import random
 import shutil
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -29,6 +30,7 @@ from chainstore.policies.retention import Retention
 from chainstore.repository import Repository, init
 from chainstore.repository import open as open_repository
 from chainstore.testing.model import Model
+from chainstore.testing.model_names import HEAD
 from tests.faults.chronicle import same, state
 
 NAMES = st.sampled_from(["main", "left", "right", "deep/er", "ünïcode"])
@@ -105,13 +107,19 @@ class QuietMachine(RuleBasedStateMachine):
         self.both(lambda: self.repo.checkout(id), lambda found: self.model.read(id) and compare(found))
 
     def matches(self, model: Model) -> bool:
-        """Whether the repository is as `model` says, as far as names, marks and reflogs tell."""
+        """Whether the repository is as `model` says, as far as names, marks and reflogs (of deleted refs too) tell."""
         marks = {id: mark.swept for id, mark in self.repo.marks().items() if id in model.commits}
         refs = self.repo.branches(), self.repo.tags()
         head = self.repo.resolve("HEAD") if model.tip is not None else None
-        moves = {name: len(self.repo.reflog(name)) for name in model.branches if name in refs[0]}
-        told = {name: len(model.reflog(name)) for name in model.branches}
+        logged = self.model.moves.keys() - {HEAD}
+        moves = {name: self.count_moves(name) for name in logged}
+        told = {name: len(model.moves.get(name, ())) for name in logged}
         return (refs, head, marks, moves) == ((model.branches, model.tags), model.tip, model.marks, told)
+
+    def count_moves(self, full: str) -> int:
+        with suppress(RevisionNotFound):
+            return len(self.repo.reflog(full))
+        return 0
 
     def settle_on(self, *possible: Model) -> None:
         """Go on with the one of these that the repository is like; there must be one."""
