@@ -4,8 +4,9 @@
     captured = capturer.capture(state)          # from here on the state may be changed
     buffer.view[leaf.offset : leaf.offset + leaf.nbytes]      # the bytes of captured.leaves[i]
 
-The walk over the state is that of a commit, made anew every time: a tensor's address, shape, strides, dtype and what
-it shares memory with are looked at at each capture, and nothing is concluded from a tensor being the same object.
+The walk over the state is that of a commit: a tensor's address, shape, strides, dtype and what it shares memory with
+are looked at at each capture, and nothing is concluded from a tensor being the same object.  Where a state has the form
+of the last one, leaves are not made again (`Trace`).
 
 Arrays lie at the front of the buffer in walk order, plain values (whose size changes from step to step) behind them,
 so an array keeps its place while the arrays of the state keep their sizes.  What is in the buffer already is not
@@ -21,7 +22,7 @@ from chainstore.manager.captured import Captured, CapturedLeaf
 from chainstore.manager.memory import Buffer
 from chainstore.manager.pinned import DeviceBytes, DeviceCopies
 from chainstore.model.paths import Path
-from chainstore.repository import BytesSource, Leaf, Source, flatten, references
+from chainstore.repository import Content, Leaf, Source, Trace, content_of, flatten, references
 
 __all__ = ["Captured", "CapturedLeaf", "Capturer", "never"]
 
@@ -49,6 +50,7 @@ class Capturer:
         self._devices = DeviceCopies(buffer)
         self._number = 0
         self._leaves: tuple[CapturedLeaf, ...] = ()
+        self._trace: Trace | None = None  # of a state with these leaves
         self._needed = 0  # bytes of the buffer
         self._still: frozenset[int] = frozenset()  # indices of leaves that are frozen
         self._settled = 0  # version of the memory that holds the bytes of those; 0 for none
@@ -82,23 +84,32 @@ class Capturer:
         """
         started = time.perf_counter()
         try:
-            leaves = flatten(state)
-            self._place(leaves)
+            contents, _owners = self._contents(state)
             self._make_room()
-            copied = self._fill(leaves)
+            copied = self._fill(contents)
         except BaseException:
-            self._leaves, self._settled = (), 0
+            self._leaves, self._trace, self._settled = (), None, 0
             raise
         self._settled = self._buffer.version
         self._number = self._number + 1 if number is None else number
         nbytes = sum(leaf.nbytes for leaf in self._leaves)
         return Captured(self._number, self._leaves, nbytes, copied, time.perf_counter() - started)
 
+    def _contents(self, state: object) -> tuple[list[Content], object]:
+        """Return where the bytes of each leaf of a state are, and who keeps them there; have a place for each."""
+        contents = self._trace.follow(state) if self._trace is not None else None
+        if contents is not None and all(map(_fits, self._leaves, contents)):
+            return contents, state
+        leaves = flatten(state)
+        self._place(leaves)
+        self._trace = Trace.of(state, leaves)
+        return [content_of(leaf.source) for leaf in leaves], leaves  # a generator's state is made by the walk
+
     def _place(self, leaves: Sequence[Leaf]) -> None:
         """Decide where each leaf goes, if that is not where the leaves of the last capture went."""
         if len(leaves) == len(self._leaves) and all(map(_is_same, self._leaves, leaves)):
             return
-        self._settled = 0  # first of all, for an exception from outside may come anywhere
+        self._settled, self._trace = 0, None  # first of all, for an exception from outside may come anywhere
         self._leaves, self._needed = _lay_out(leaves)
         self._still = frozenset() if self._frozen is never else frozenset(_still(leaves, self._frozen))
 
@@ -106,38 +117,41 @@ class Capturer:
         if self._needed > self._buffer.capacity:
             self._buffer.ensure(self._needed + _SLACK)
 
-    def _fill(self, leaves: Sequence[Leaf]) -> int:
+    def _fill(self, contents: Sequence[Content]) -> int:
         """Bring the bytes of all leaves into the buffer, and return how many had to be written."""
         base = self._buffer.address
         skipped = self._still if self._settled == self._buffer.version else frozenset()
         there: list[tuple[DeviceBytes, int]] = []
-        here: list[tuple[Source, CapturedLeaf]] = []
-        for index, (leaf, place) in enumerate(zip(leaves, self._leaves, strict=True)):
-            source = leaf.source
-            if place.offset < 0 or source is None or index in skipped:
+        here: list[tuple[Content, CapturedLeaf]] = []
+        for index, (content, place) in enumerate(zip(contents, self._leaves, strict=True)):
+            if place.offset < 0 or content is None or index in skipped:
                 continue
-            if _is_on_gpu(source):
-                there.append((cast(DeviceBytes, source), place.offset))
+            if _is_on_gpu(content):
+                there.append((cast(DeviceBytes, content), place.offset))
             else:
-                here.append((source, place))
+                here.append((content, place))
         copied = sum(source.nbytes for source, _ in there)
         try:
             self._devices.start(there)  # they go on by themselves while the host's are copied
-            for source, place in here:
-                address = getattr(source, "address", None)
-                if address is not None:
-                    copied += bring(base + place.offset, address, place.nbytes)
-                elif isinstance(source, BytesSource):
-                    copied += bring_bytes(base + place.offset, source.data)
+            for content, place in here:
+                if isinstance(content, int):
+                    copied += bring(base + place.offset, content, place.nbytes)
+                elif isinstance(content, bytes):
+                    copied += bring_bytes(base + place.offset, content)
                 else:
-                    copied += bring_read(base + place.offset, source, place.spec)
+                    copied += bring_read(base + place.offset, cast(Source, content), place.spec)
         finally:
             self._devices.wait()
         return copied
 
 
-def _is_on_gpu(source: Source) -> bool:
-    tensor = getattr(source, "tensor", None)
+def _fits(placed: CapturedLeaf, content: Content) -> bool:
+    """Return whether a leaf is as long as it was; arrays of the same form are."""
+    return not isinstance(content, bytes) or len(content) == placed.nbytes
+
+
+def _is_on_gpu(content: Content) -> bool:
+    tensor = getattr(content, "tensor", None)
     return tensor is not None and bool(tensor.is_cuda)
 
 

@@ -51,7 +51,7 @@ from chainstore.repository.slots import KeySlot
 from chainstore.repository.upkeep import RepositoryStats, Status, rebuild_at
 from chainstore.repository.writer import Writer
 from chainstore.settings import CODECS
-from chainstore.state import Leaf, Source, flatten, references
+from chainstore.state import Content, Leaf, Source, Trace, content_of, flatten, references
 from chainstore.state.leaf import BytesSource
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "BranchHold",
     "BranchUsage",
     "BytesSource",
+    "Content",
     "Damage",
     "DamageGroup",
     "Diff",
@@ -95,10 +96,12 @@ __all__ = [
     "Source",
     "Status",
     "TensorDiff",
+    "Trace",
     "Usage",
     "ValueDiff",
     "VerifyReport",
     "Writer",
+    "content_of",
     "flatten",
     "grouped",
     "hand_on",

@@ -13,17 +13,21 @@ from chainstore.state.chunking import chunk_length, ranges
 from chainstore.state.comparison import Comparison, compare, references, shown_spec
 from chainstore.state.flatten import flatten
 from chainstore.state.leaf import MISSING, Destination, Leaf, Source
+from chainstore.state.retrace import Content, Trace, content_of
 from chainstore.state.values import register
 
 __all__ = [
     "MISSING",
     "Assembly",
     "Comparison",
+    "Content",
     "Destination",
     "Leaf",
     "Source",
+    "Trace",
     "chunk_length",
     "compare",
+    "content_of",
     "flatten",
     "ranges",
     "references",

@@ -27,9 +27,9 @@ from chainstore.state.values import describe, encode_value
 
 MAX_DEPTH: Final = 150  # containers within containers; Python's own recursion limit is far off
 
-_MAPPINGS: Final = (dict, OrderedDict, defaultdict)
-_SEQUENCES: Final = (list, tuple, deque)
-_STRUCTURE: Final = frozenset(_MAPPINGS + _SEQUENCES)
+MAPPINGS: Final = (dict, OrderedDict, defaultdict)
+SEQUENCES: Final = (list, tuple, deque)
+STRUCTURE: Final = frozenset(MAPPINGS + SEQUENCES)
 _ATOMS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _VALUE: Final[Node] = [nodes.VALUE]
 _NODES: Final[dict[type, Node]] = {
@@ -73,12 +73,12 @@ class Walk:
     def __init__(self, state: object) -> None:
         self.leaves: list[Leaf] = []
         self.refused: dict[str, str] = {}
-        self._holders = _Holders()
+        self._holders = Holders()
         self._open: set[int] = set()  # containers being walked, to tell cycles
         self._seen: dict[int, Path] = {}  # id of an array -> where it was met first
         self._alive: list[object] = []  # what ids in _seen belong to, so that none is given out twice
         self._dense: dict[int, tuple[ArrayAdapter, Dense]] = {}  # index of a leaf -> its array
-        if type(state) in _STRUCTURE:
+        if type(state) in STRUCTURE:
             self._holders.search(state)
             self._structure(state, ())
         else:
@@ -89,7 +89,7 @@ class Walk:
         kind = type(value)
         if kind in _ATOMS:
             self._plain(value, path)
-        elif kind in _STRUCTURE:
+        elif kind in STRUCTURE:
             if self._holders.search(value):
                 self._structure(value, path)
             else:
@@ -122,7 +122,7 @@ class Walk:
             return
         self._open.add(id(value))
         try:
-            self.leaves.append(Leaf(path, _container_node(value), None, None))
+            self.leaves.append(Leaf(path, container_node(value), None, None))
             for key, item in self._items(value, path):
                 self._visit(item, (*path, key))
         except Refused as error:
@@ -131,7 +131,7 @@ class Walk:
             self._open.discard(id(value))
 
     def _items(self, value: object, path: Path) -> Iterable[tuple[Key, object]]:
-        if type(value) in _SEQUENCES:
+        if type(value) in SEQUENCES:
             return enumerate(cast("list[object]", value))
         return self._pairs(cast("dict[Key, object]", value), path)
 
@@ -240,7 +240,17 @@ def _view_node(dense: Dense, start: int, target: Node) -> Node:
     return [code, dense.shown, dense.dtype, shape, strides, region.address - start, target]
 
 
-class _Holders:
+def is_plain(value: object, holders: "Holders") -> bool:
+    """Return whether a value is neither an array, nor something that is registered, nor holds any of these."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if kind in STRUCTURE:
+        return not holders.search(value)
+    return adapter_of_type(kind) is None and REGISTRY.by_type(kind) is None
+
+
+class Holders:
     """Which containers hold an array, at whatever depth (or a cycle, which the walk is to find)."""
 
     def __init__(self) -> None:
@@ -248,6 +258,7 @@ class _Holders:
         self._open: set[int] = set()
 
     def search(self, value: object) -> bool:
+        """Return whether a container holds one."""
         known = self._known.get(id(value))
         if known is not None:
             return known
@@ -262,7 +273,7 @@ class _Holders:
         kind = type(item)
         if kind in _ATOMS:
             return False
-        if kind in _STRUCTURE:
+        if kind in STRUCTURE:
             return self.search(item)
         return REGISTRY.by_type(kind) is not None or adapter_of_type(kind) is not None
 
@@ -278,13 +289,14 @@ def _describe(value: object, adapter: ArrayAdapter | None) -> Dense | Composite:
 
 
 def _members(value: object) -> Iterable[object]:
-    if type(value) in _SEQUENCES:
+    if type(value) in SEQUENCES:
         return cast("Iterable[object]", value)
     items = cast("dict[Key, object]", value).values()
     return chain(vars(value).values(), items) if type(value) is OrderedDict else items
 
 
-def _container_node(value: object) -> Node:
+def container_node(value: object) -> Node:
+    """Return the node of a container that holds an array; `value_codes.Refused` where it could not come back."""
     if type(value) is defaultdict:
         factory = value.default_factory
         name = None if factory is None else getattr(factory, "__name__", "")

@@ -160,6 +160,13 @@ class ArrayAdapter(Protocol):
         """Return how `value`, of a type that this adapter owns, is stored; `value_codes.Refused` where it cannot be."""
         ...
 
+    def outline(self, value: object) -> tuple[object, int] | None:
+        """Return what `describe` depends on, but for where the bytes are, and the address where they are.
+
+        Equal outlines are described alike.  None where that is not so, or the bytes are not on the host.
+        """
+        ...
+
     def gather(self, arrays: Sequence[Dense], start: int, nbytes: int) -> Source:
         """Return the bytes from address `start` on that `arrays` show, with zeros where they show nothing."""
         ...

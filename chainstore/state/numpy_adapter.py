@@ -78,6 +78,9 @@ class NumpyAdapter:
             region = Region(address, itemsize, shape, steps, "numpy")
         return Dense(node, spec, source, shown, name if dtype is None else dtype, region)
 
+    def outline(self, value: object) -> tuple[object, int] | None:
+        return None  # a state holds few of them
+
     def gather(self, arrays: Sequence[Dense], start: int, nbytes: int) -> Source:
         return gather_host(arrays, start, nbytes)
 

@@ -100,6 +100,28 @@ class TorchAdapter:
             return torch_parts.describe_composite(tensor, _shown(tensor))
         return _describe_dense(tensor)
 
+    def outline(self, value: object) -> tuple[object, int] | None:
+        kind = type(value)
+        if kind not in _OWN_TYPES:
+            return None
+        tensor = cast(Tensor, value)
+        if (
+            tensor.layout is not torch.strided
+            or not tensor.is_cpu
+            or tensor.__dict__  # `_is_param`, `_is_buffer`: only `describe` knows all of them
+            or tensor.is_conj()
+            or tensor.is_neg()
+            or tensor.is_quantized
+            or tensor.is_nested
+        ):
+            return None
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError:
+            return None
+        shape = tensor.shape
+        return ((kind, tensor.dtype, shape, tensor.stride(), tensor.requires_grad), address) if address else None
+
     def gather(self, arrays: Sequence[Dense], start: int, nbytes: int) -> Source:
         if any(isinstance(dense.source, DeviceSource) for dense in arrays):
             return gather_device(arrays, start, nbytes)
