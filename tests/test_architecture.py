@@ -48,7 +48,7 @@ RE_EXPORTS = {("__init__", "state")}  # the front door names `register` where it
 # Loaded on first use, because they need torch or numpy: nothing else imports them at the top of a file.
 ON_FIRST_USE = ["codecs/*", "state/*_adapter.py", "state/torch_*.py", "state/numpy_*.py", "state/staging.py"]
 ON_FIRST_USE += ["state/host.py", "ops/diff.py", "ops/link_*.py"]
-AT_START = ["codecs/__init__.py", "codecs/base.py", "codecs/chain.py", "codecs/adam_parameters.py"]
+AT_START = ["codecs/__init__.py", "codecs/thrift.py", "codecs/base.py", "codecs/chain.py", "codecs/adam_parameters.py"]
 # Who may load a module on first use (importlib): adapter, generator, codec, meter, bucket, a command, a public name.
 LOADERS = [
     "state/adapters.py",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
+from chainstore.codecs.thrift import Thrift
 from chainstore.errors import ConfigError
 
 TAG_BYTES: Final = 4
@@ -105,12 +106,14 @@ class Effort:
             coder spends a whole bit at least on every byte: at 0.75 that loses 0.2 bits of it, at 0.5 none.
         level: zstd level where matches are looked for.
         thorough: where a sample leaves open which coding is smaller, try them all.
+        thrift: knows what is worth its time; None where everything is.
     """
 
     raw_bits: float
     sparse_share: float
     level: int
     thorough: bool = False
+    thrift: Thrift | None = None
 
 
 # 7.9: a gain of 1.2 % of a plane or less is not worth its 200 us per 256 KiB (benchmarks/micro/codecs.py).

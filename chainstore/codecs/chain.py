@@ -16,6 +16,7 @@ Codec modules are imported at the first use of their tag: this module loads neit
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import NamedTuple
 
@@ -40,6 +41,7 @@ from chainstore.codecs.base import (
     ItemSpec,
     effort_named,
 )
+from chainstore.codecs.thrift import Thrift
 from chainstore.errors import ConfigError, FormatTooNew, Malformed
 
 _SMALLEST_BYTES = 32  # below this a frame's own head eats the gain
@@ -147,13 +149,17 @@ class Encoder:
 
     Args:
         choice: "none" stores everything as it is; "fast", "auto" and "small" try harder in this order.
+        thrift: with "auto", what knows whether coding an array is worth its time.
 
     Raises:
         ConfigError: no such choice.
     """
 
-    def __init__(self, choice: str) -> None:
-        self._codecs = None if choice == "none" else _Codecs(effort_named(choice))
+    def __init__(self, choice: str, thrift: Thrift | None = None) -> None:
+        self._codecs = None
+        if choice != "none":
+            effort = effort_named(choice)
+            self._codecs = _Codecs(replace(effort, thrift=thrift) if choice == "auto" else effort)
         self._buffers = _Buffers()
 
     def encode(self, data: memoryview, spec: ItemSpec | None, against: Sequence[Against] = ()) -> Encoded:

@@ -12,6 +12,7 @@ rotated (see `planes`); bit 6 that zero words are left out and the positions of 
     3
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
@@ -87,7 +88,7 @@ class Planes:
     bases = 0
 
     def __init__(self, effort: Effort) -> None:
-        self._scratch = Scratch()
+        self._scratch, self._thrift = Scratch(), effort.thrift
         frames = Frames(effort.level)
         self._writer = StreamWriter(effort, frames)
         self._reader = StreamReader(frames, self._scratch)
@@ -169,13 +170,26 @@ class Planes:
             every, words = words, self._scratch.take("kept", kept, width)
             gather(every, nonzero, words)
             sample = sample_of(words)
-        self._streams(words, sample, form, sink)
-
-    def _streams(self, words: Array, sample: Array, form: Form, sink: Sink) -> None:
-        width, rotated = width_of(words), form.rotated
-        samples = self._histograms(Fields(sample, rotated, self._scratch), width)
-        fields = Fields(words, rotated, self._scratch)
+        samples = self._histograms(Fields(sample, form.rotated, self._scratch), width)
         raw = [not form.seek_repeats and self._writer.suits_raw(plane) for plane in samples]
+        if not form.seek_repeats and not self._affords(words, samples, raw):
+            raw = [plane.share < 1 for plane in samples]
+        if all(raw) and not leave_out:
+            raise Overflow
+        self._streams(words, samples, raw, form, sink)
+
+    def _affords(self, words: Array, samples: Sequence[Histogram], raw: Sequence[bool]) -> bool:
+        """Return whether coding the planes that are neither stored raw nor constant is worth its time."""
+        bits = [plane.bits for plane, is_raw in zip(samples, raw, strict=True) if not is_raw and plane.share < 1]
+        if self._thrift is None or not bits:
+            return True
+        count = len(words)
+        saved = count * (len(bits) - sum(bits) / 8)
+        return self._thrift.affords(count * len(samples), count * len(bits), saved)
+
+    def _streams(self, words: Array, samples: Sequence[Histogram], raw: Sequence[bool], form: Form, sink: Sink) -> None:
+        rotated = form.rotated
+        fields = Fields(words, rotated, self._scratch)
         for offset, step in _cut(raw, words.ndim == 1, rotated):
             field = self._scratch.take("field", len(words), step)
             fields.read(offset, field)
@@ -183,7 +197,10 @@ class Planes:
                 sink.number(RAW + 16 * (step.bit_length() - 1), 1)
                 sink.put(field)
             else:
+                started = time.thread_time()
                 self._writer.plane(field, samples[offset], form.seek_repeats, sink)
+                if self._thrift is not None and samples[offset].share < 1:
+                    self._thrift.coded(field.size, time.thread_time() - started)
 
     def _histograms(self, fields: Fields, width: int) -> list[Histogram]:
         histograms = []

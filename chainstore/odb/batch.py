@@ -6,17 +6,19 @@ packs that this batch holds; publishing names their new lengths in the log, and 
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from chainstore.codecs.base import DIFFERENCE, XOR, Encoded
 from chainstore.codecs.chain import Decoder, Encoder
+from chainstore.codecs.thrift import LEAST_WRITTEN, Thrift
 from chainstore.errors import ForkedHandle, StorageError
 from chainstore.ids import Kind, ObjectId
 from chainstore.model.change import PackGrown
 from chainstore.model.frame import Buffer, Header, frame_record
 from chainstore.model.spec import Spec
-from chainstore.odb.offer import Choose
+from chainstore.odb.offer import Choose, Offer
 from chainstore.odb.record import Sealer
 from chainstore.odb.rows import INLINE_BYTES, Placed
 from chainstore.storage.pack import PackWriter, salvage
@@ -29,9 +31,9 @@ SYNC_BYTES = 32 << 20  # written but not yet synced: enough to keep a disk busy,
 class Bench:
     """The reused buffers of one thread: coder, decoder, and room for sealed and opened payloads."""
 
-    def __init__(self, codec: str) -> None:
+    def __init__(self, codec: str, thrift: Thrift | None = None) -> None:
         self.codec = codec
-        self.encoder = Encoder(codec)
+        self.encoder = Encoder(codec, thrift)
         self.decoder = Decoder()
         self._rooms: dict[str, bytearray] = {}
 
@@ -44,9 +46,14 @@ class Bench:
 
 
 class Benches:
-    """Benches that are lent to whichever thread needs one; never more than were needed at once."""
+    """Benches that are lent to whichever thread needs one; never more than were needed at once.
+
+    Attributes:
+        thrift: what is known of the speeds of coder and disk.
+    """
 
     def __init__(self) -> None:
+        self.thrift = Thrift()
         self._idle: list[Bench] = []
         self._lock = threading.Lock()
 
@@ -57,7 +64,7 @@ class Benches:
                 if bench.codec == codec:
                     self._idle.remove(bench)
                     return bench
-        return Bench(codec)
+        return Bench(codec, self.thrift)
 
     def give_back(self, bench: Bench) -> None:
         """Take a bench back; what it last returned is then no longer valid."""
@@ -110,6 +117,7 @@ class LocalBatch:
         self._broken = False
         self._depths: dict[ObjectId, int] = {}
         self._differences = 0  # made so far
+        self._disk_seconds, self._disk_bytes = 0.0, 0  # not told of yet
 
     def trust(self, ids: Iterable[ObjectId]) -> None:
         """Take these as known without a look: a parent that must still be the tip when we publish names them."""
@@ -145,12 +153,19 @@ class LocalBatch:
             StoreFull, StorageError: it could not be written; the batch is of no use any more.
         """
         self._check_usable()
+        started = time.thread_time()
         id = self._sealer.id(kind, plain)
+        hashed = time.thread_time() - started
         if not self._claim(id):
             return Stored(id, 0)
         bench = self._benches.take(self._codec if kind is Kind.CHUNK else "auto")
         try:
-            header, payload = self._seal(bench, kind, id, plain, spec, choose)
+            view = memoryview(plain).cast("B")
+            encoded, offer = self._code(bench, view, spec, choose)
+            started = time.thread_time()
+            header, payload = self._seal(bench, kind, id, len(view), encoded, offer)
+            if kind is Kind.CHUNK:
+                self._benches.thrift.handled(len(view), hashed + time.thread_time() - started)
             return Stored(id, self._put(header, payload), bool(header.bases))
         except BaseException:
             self._broken = True  # the object is claimed but not there, and its place in the pack may hold anything
@@ -198,7 +213,7 @@ class LocalBatch:
         """Make a pack with much unsynced data durable; return whether there was one."""
         for pack in self._packs:
             if pack.unsynced >= SYNC_BYTES:
-                pack.sync()
+                self._sync(pack)
                 return True
         return False
 
@@ -211,7 +226,16 @@ class LocalBatch:
         self._check_usable()
         self._close_full()
         for pack in self._packs:
-            pack.sync()
+            self._sync(pack)
+
+    def _sync(self, pack: PackWriter) -> None:
+        started = time.perf_counter()
+        pack.sync()
+        with self._lock:
+            self._disk_seconds += time.perf_counter() - started
+            if self._disk_bytes >= LEAST_WRITTEN:
+                self._benches.thrift.wrote(self._disk_bytes, self._disk_seconds)
+                self._disk_seconds, self._disk_bytes = 0.0, 0
 
     def _close_full(self) -> None:
         """Close the packs that are full: all but the last are, or there would be no next one."""
@@ -270,22 +294,31 @@ class LocalBatch:
             self._claimed.add(id)
             return True
 
-    def _seal(
-        self, bench: Bench, kind: Kind, id: ObjectId, plain: Buffer, spec: Spec | None, choose: Choose | None
-    ) -> tuple[Header, bytes | memoryview]:
-        view = memoryview(plain).cast("B")
-        ways = choose(bench.encoder, view) if choose is not None else ()
-        encoded = bench.encoder.encode(view, spec, [way for _, way in ways])
+    def _code(
+        self, bench: Bench, plain: memoryview, spec: Spec | None, choose: Choose | None
+    ) -> tuple[Encoded, Offer | None]:
+        """Return a chunk in the fewest bytes, and what was offered that those are a difference to, if they are one."""
+        ways = choose(bench.encoder, plain) if choose is not None else ()
+        encoded = bench.encoder.encode(plain, spec, [way for _, way in ways])
         offer = next((offer for offer, way in ways if way is encoded.against), None)
-        if offer is not None and self._comes_back(bench, encoded, view):
-            depth, bases, keyframe = offer.depth, tuple(base.id for base in offer.bases), offer.keyframe
-        else:
-            if offer is not None:  # it would not: never seen, and never stored
-                encoded = bench.encoder.encode(view, spec)
-            depth, bases, keyframe = 0, (), False
+        if offer is None or self._comes_back(bench, encoded, plain):
+            return encoded, offer
+        return bench.encoder.encode(plain, spec), None  # it would not: never seen, and never stored
+
+    def _seal(
+        self, bench: Bench, kind: Kind, id: ObjectId, nbytes: int, encoded: Encoded, offer: Offer | None
+    ) -> tuple[Header, bytes | memoryview]:
         room = bench.room("sealed", self._sealer.sealed_bytes(len(encoded.payload)))
         return self._sealer.seal(
-            kind, id, len(view), encoded.tags, encoded.payload, room, depth=depth, bases=bases, keyframe=keyframe
+            kind,
+            id,
+            nbytes,
+            encoded.tags,
+            encoded.payload,
+            room,
+            depth=offer.depth if offer is not None else 0,
+            bases=tuple(base.id for base in offer.bases) if offer is not None else (),
+            keyframe=offer is not None and offer.keyframe,
         )
 
     def _comes_back(self, bench: Bench, encoded: Encoded, plain: memoryview) -> bool:
@@ -302,11 +335,15 @@ class LocalBatch:
     def _put(self, header: Header, payload: Buffer) -> int:
         parts = frame_record(header, payload)
         pack, offset = self._reserve(header)
+        started = time.perf_counter()
         pack.write(offset, parts)
+        taken = time.perf_counter() - started
         inline = b"".join(parts) if header.record_bytes <= INLINE_BYTES else None
         with self._lock:
             self._placed[pack.name].append(Placed(offset, header, inline))
             self._depths[header.id] = header.depth
+            self._disk_seconds += taken
+            self._disk_bytes += header.record_bytes
         return header.record_bytes
 
     def _reserve(self, header: Header) -> tuple[PackWriter, int]:

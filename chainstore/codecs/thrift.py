@@ -1,0 +1,73 @@
+"""Thrift: whether coding a chunk is worth its time here, where some disks take bytes faster than a coder gives them.
+
+What counts is the time until a commit is durable: coding may make that longer by a fifth, never more.  Three speeds
+are measured while commits are made: that of the coder, of all else that a chunk goes through, and of the disk, writes
+and syncs together.  The coder's threads are counted one by one, as if nobody worked beside it: the other cores are
+training's.  Commits of a dozen megabytes wait for the disk to answer and not for bytes, and say nothing; until more is
+known everything is worth it.
+"""
+
+import threading
+from typing import Final
+
+ALLOWANCE: Final = 0.2  # of the time that a chunk takes as it is
+LEAST_WRITTEN: Final = 16 << 20  # bytes of one commit, before the disk's speed is known
+_LEAST_CODED: Final = 1 << 20
+_REMEMBERED: Final = 512 << 20  # bytes; what is measured now counts half after as many
+_ANYWAY: Final = 64  # of the chunks that are not worth it, one in so many is coded: the coder's speed stays known
+
+
+class _Pace:
+    """Seconds per byte, of late."""
+
+    def __init__(self, least: int) -> None:
+        self._least, self._bytes, self._seconds = least, 0.0, 0.0
+
+    def add(self, nbytes: float, seconds: float) -> None:
+        if self._bytes > _REMEMBERED:
+            self._bytes, self._seconds = self._bytes / 2, self._seconds / 2
+        self._bytes += nbytes
+        self._seconds += seconds
+
+    @property
+    def known(self) -> bool:
+        return self._bytes >= self._least
+
+    @property
+    def per_byte(self) -> float:
+        return self._seconds / max(1.0, self._bytes)
+
+
+class Thrift:
+    """What is known of the speeds of one repository's disk and of the coder; for any number of threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._coder, self._rest, self._disk = _Pace(_LEAST_CODED), _Pace(_LEAST_CODED), _Pace(LEAST_WRITTEN)
+        self._refused = 0
+
+    def coded(self, nbytes: int, seconds: float) -> None:
+        """Note that the coder took so long, in seconds of a core, for as many bytes of planes."""
+        with self._lock:
+            self._coder.add(nbytes, seconds)
+
+    def handled(self, nbytes: int, seconds: float) -> None:
+        """Note that everything but coding and writing took so long for a chunk, in seconds of a core."""
+        with self._lock:
+            self._rest.add(nbytes, seconds)
+
+    def wrote(self, nbytes: int, seconds: float) -> None:
+        """Note that so many bytes took so long to be on the disk, in seconds on the clock."""
+        with self._lock:
+            self._disk.add(nbytes, seconds)
+
+    def affords(self, nbytes: int, coded: int, saved: float) -> bool:
+        """Return whether to code `coded` bytes of a chunk of `nbytes`, which saves about `saved` bytes of it."""
+        with self._lock:
+            if not (self._coder.known and self._disk.known):
+                return True
+            disk, rest = self._disk.per_byte, self._rest.per_byte
+            if coded * self._coder.per_byte <= saved * disk + ALLOWANCE * nbytes * (disk + rest):
+                return True
+            self._refused += 1
+            return self._refused % _ANYWAY == 0
