@@ -149,7 +149,7 @@ def table(found: Sequence[Line]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.interval", description=__doc__.partition("\n")[0])
-    parser.add_argument("--failures", type=int, default=300, help="in a trace")
+    parser.add_argument("--failures", type=int, default=2000, help="in a trace")
     parser.add_argument("--seeds", type=int, default=1, help="how many traces of each kind")
     parser.add_argument("--recovery", type=float, default=10.0, metavar="SECONDS")
     options = parser.parse_args(arguments)
