@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import chains, gc, goodput, manager, markdown, run
+from benchmarks import chains, gc, goodput, manager, markdown, run, scale
 from benchmarks.chain_report import ChainResults, Subject, verdict
 from benchmarks.chain_workers import Committer, Reader, Restorer, TorchLoader
 from benchmarks.compare.chain import Chain
 from benchmarks.compare.files import TorchSave
 from benchmarks.compare.rules import Array, BitX, Dedupe, arrays, difference_bits
 from benchmarks.jobs import JOBS, PLAN, Row, Turns, WrongResult
+from benchmarks.micro import thrift
 from benchmarks.recorded import Player, Recorder, Trace, find
 from benchmarks.report import Results, Unusable, regressions, table, worst
 from benchmarks.traces import CHAINS
@@ -194,6 +195,23 @@ def test_the_benchmark_of_gc_prints_a_row_for_each_figure(job: str, tmp_path: Pa
     gc.main(["--quick", "--only", job, "--folder", str(tmp_path)])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"| {job} |")]
     assert len(rows) >= 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_benchmark_of_thrift_prints_a_row_for_each_codec(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    thrift.main(["--quick", "--disk", str(tmp_path), "--tmpfs", str(tmp_path)])
+    rows = [
+        line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith(("| disk", "| tmpfs"))
+    ]
+    assert len(rows) == 2 * len(thrift.STATES) * len(thrift.CODECS)
+    assert all(row[3] == "1.00x" for row in rows if row[2] == "none")
+
+
+@pytest.mark.parametrize("job", scale.JOBS)
+def test_the_benchmark_of_scale_prints_its_figures(job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    scale.main(["--quick", "--only", job, "--folder", str(tmp_path)])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"| {job} |")]
+    assert len(rows) >= 4 and any("peak" in row for row in rows)
     assert not list(tmp_path.iterdir())
 
 

@@ -192,6 +192,16 @@ class Foresighted(Protocol):
         ...
 
 
+@runtime_checkable
+class Moving(Protocol):
+    """A codec that can turn its one base into what builds on it where that lies."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether `decode` takes `out` as the base too."""
+        ...
+
+
 class Factory(Protocol):
     """Makes a codec for one thread."""
 

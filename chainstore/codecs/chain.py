@@ -39,6 +39,7 @@ from chainstore.codecs.base import (
     Foresighted,
     Hint,
     ItemSpec,
+    Moving,
     effort_named,
 )
 from chainstore.codecs.thrift import Thrift
@@ -230,6 +231,7 @@ class Decoder:
 
     def __init__(self) -> None:
         self._codecs = _Codecs(effort_named("auto"))  # effort means nothing to a reader
+        self._moves: dict[bytes, bool] = {}
         self._buffers = _Buffers()
 
     def decode(self, tags: bytes, payload: memoryview, out: memoryview, bases: Sequence[memoryview] = ()) -> None:
@@ -239,7 +241,8 @@ class Decoder:
             tags: the four tag bytes of its record.
             payload: what `Encoder.encode` returned; may be hostile; must not overlap `out`.
             out: exactly as long as the chunk, writable, any alignment; undefined after an error.
-            bases: plain bytes of the record's bases, in its order; they may not overlap `out`.
+            bases: plain bytes of the record's bases, in its order; they may not overlap `out`, but where `moves` says
+                so the only one may be `out`.
 
         Raises:
             Malformed: payload, tags, number and lengths of the bases cannot belong to a chunk of this length.
@@ -260,6 +263,18 @@ class Decoder:
             payload = plain
         if not codecs:
             out[:] = payload
+
+    def moves(self, tags: bytes) -> bool:
+        """Return whether a chunk with these tags can be decoded into the memory of its one base; False if unknown."""
+        found = self._moves.get(tags)
+        if found is None:
+            try:
+                codecs = [self._codecs[tag] for tag in _applied(tags)]
+            except (FormatTooNew, Malformed):
+                return False  # for `decode` to tell, once the record is proven
+            found = len(codecs) == 1 and isinstance(codecs[0], Moving) and codecs[0].moves
+            self._moves[tags] = found
+        return found
 
 
 def _applied(tags: bytes) -> bytes:

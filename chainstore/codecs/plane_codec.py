@@ -20,8 +20,8 @@ from typing import Final, Self
 import numpy as np
 
 from chainstore.codecs.base import NOT_SHORTER, PLANES, Effort, Hint, ItemSpec
-from chainstore.codecs.planes import MAX_WIDTH, Array, Fields, Joiner, Scratch, aligned, width_of, words_of
-from chainstore.codecs.positions import gather, scatter
+from chainstore.codecs.planes import MAX_WIDTH, WORD_TYPES, Array, Fields, Joiner, Scratch, aligned, width_of, words_of
+from chainstore.codecs.positions import STRETCH, Indices, Mask, gather, stretches
 from chainstore.codecs.sampling import SAMPLE, Histogram, sample_of
 from chainstore.codecs.streams import RAW, Overflow, Sink, Source, StreamReader, StreamWriter
 from chainstore.codecs.zstd import Frames
@@ -33,7 +33,7 @@ _ROTATED: Final = 0x80
 # From this share of zero words on, writing once which are zero beats coding that into every plane (5 % at a tenth,
 # 30 % at nine tenths, fp32), and pays for the time compacting takes.
 _LEFT_OUT_FROM: Final = 0.25
-
+_BLOCK_BYTES: Final = 256 << 10  # of words that are put together at a time on their way elsewhere: stays in cache
 
 _TRIAL_BYTES: Final = 16 << 10
 _TRIAL_GAIN: Final = 0.9  # below this share of what the sample says, a trial has found repetitions
@@ -91,7 +91,7 @@ class Planes:
         self._scratch, self._thrift = Scratch(), effort.thrift
         frames = Frames(effort.level)
         self._writer = StreamWriter(effort, frames)
-        self._reader = StreamReader(frames, self._scratch)
+        self._reader = StreamReader(frames)
 
     def encode(
         self, data: memoryview, spec: ItemSpec | None, bases: Sequence[memoryview], hint: Hint, out: memoryview
@@ -133,22 +133,53 @@ class Planes:
 
     def decode(self, payload: memoryview, spec: ItemSpec | None, bases: Sequence[memoryview], out: memoryview) -> None:
         """See `Codec.decode`."""
+        coded = self.unpack(payload, len(out))
+        every = words_of(out, coded.width, coded.count)
+        if coded.where is not None:
+            every.fill(0)
+        for place, words in self.pieces(coded, every):
+            if coded.where is not None or not every.flags.aligned:
+                every[place] = words
+        out[len(out) - len(coded.tail) :] = coded.tail
+
+    def unpack(self, payload: memoryview, nbytes: int) -> "Coded":
+        """Read a payload that stands for `nbytes`, all but putting the words together; valid until the next call."""
         width, source = width_in(payload), Source(payload)
         form = source.number(1)
         rotated = bool(form & _ROTATED)
         if form & 0x20 or (rotated and width not in (2, 4, 8)):
             raise Malformed("planes", f"unknown form {form}", 0)
-        count, tail = divmod(len(out), width)
-        words = self._destination(out, width, count)
+        count, tail = divmod(nbytes, width)
+        where, kept = None, count
         if form & _LEFT_OUT:
-            self._spread(source, words, rotated)
-        elif count:
-            self._join(source, words, rotated)
-        if words.size and not np.may_share_memory(words, np.frombuffer(out, np.uint8)):
-            np.frombuffer(out, np.uint8, words.nbytes)[:] = words.view(np.uint8)
-        out[len(out) - tail :] = source.take(tail)
+            if width not in WORD_TYPES:
+                raise Malformed("planes", "zeros are left out of words of an odd width", 0)
+            where, kept = self._reader.positions(source, count)
+        fields = list(self._fields(source, kept, width, rotated)) if kept else []
+        coded = Coded(width, rotated, count, where, kept, fields, source.take(tail))
         if source.offset != len(payload):
             raise Malformed("planes", f"{len(payload) - source.offset} bytes left over", source.offset)
+        return coded
+
+    def pieces(self, coded: "Coded", out: Array | None = None) -> Iterator[tuple[Indices | slice, Array]]:
+        """Yield the words that are not left out, some at a time, aligned in scratch memory, and where they belong.
+
+        Args:
+            out: all words; where it is aligned and none is left out they are put together there instead.
+        """
+        there = out if out is not None and out.flags.aligned and coded.where is None else None
+        most = STRETCH if coded.where is not None else _BLOCK_BYTES // coded.width
+        size = max(1, coded.kept if there is not None else min(coded.kept, most))  # whole arrays: fewer calls
+        joiner = Joiner(coded.fields, coded.width, coded.rotated, size, self._scratch)
+        room = self._scratch.take("words", size * coded.width if there is None else 0)
+        start = 0
+        for place in _slices(coded.kept, size) if coded.where is None else stretches(coded.where):
+            count = place.stop - place.start if isinstance(place, slice) else place.size
+            if count:
+                words = words_of(room.data, coded.width, count) if there is None else there[place]
+                joiner.join(start, words)
+                yield place, words
+                start += count
 
     @property
     def scratch_nbytes(self) -> int:
@@ -210,33 +241,42 @@ class Planes:
             histograms.append(Histogram.of(plane))
         return histograms
 
-    def _destination(self, out: memoryview, width: int, count: int) -> Array:
-        words = words_of(out, width, count)
-        return words if words.flags.aligned else self._scratch.take("words", count, width)
-
-    def _join(self, source: Source, words: Array, rotated: bool) -> None:
-        width = width_of(words)
-        joiner = Joiner(words, rotated, self._scratch)
-        boundary = width - 2 if rotated else width
+    def _fields(self, source: Source, count: int, width: int, rotated: bool) -> Iterator[tuple[int, Array | int]]:
+        boundary, room = width - 2 if rotated else width, self._scratch.take("kept", count * width)
         offset = 0
         while offset < width:
             start = source.offset
-            step, field = self._reader.field(source, len(words))
-            if offset + step > (boundary if offset < boundary else width) or (words.ndim == 2 and step > 1):
+            step, field = self._reader.field(source, count, room[offset * count : (offset + 1) * count])
+            if offset + step > (boundary if offset < boundary else width) or (width not in WORD_TYPES and step > 1):
                 raise Malformed("planes", f"a field of {step} bytes at byte {offset} of {width}", start)
-            joiner.write(offset, field)
+            yield offset, field
             offset += step
-        joiner.finish()
 
-    def _spread(self, source: Source, words: Array, rotated: bool) -> None:
-        if words.ndim == 2:
-            raise Malformed("planes", "zeros are left out of words of an odd width", 0)
-        where, count = self._reader.positions(source, len(words))
-        kept = self._scratch.take("kept", count, words.itemsize)
-        if count:
-            self._join(source, kept, rotated)
-        words.fill(0)
-        scatter(kept, where, words)
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A payload that was read, its words not yet put together.
+
+    Attributes:
+        width, rotated: of the words; see `Form`.
+        count: of all words.
+        where: those that are not left out; None where none is.
+        kept: how many those are.
+        fields: of these, with the byte of a word that each begins at.
+        tail: bytes after the last whole word.
+    """
+
+    width: int
+    rotated: bool
+    count: int
+    where: Mask | Indices | None
+    kept: int
+    fields: Sequence[tuple[int, Array | int]]
+    tail: memoryview
+
+
+def _slices(count: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def _cut(raw: Sequence[bool], mergeable: bool, rotated: bool) -> Iterator[tuple[int, int]]:

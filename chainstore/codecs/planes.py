@@ -11,6 +11,7 @@ Casts of contiguous words (`np.right_shift` with a narrower `out`) run at 40-80 
 (benchmarks/micro/codecs.py); only items whose size is no power of two take the strided way.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -138,32 +139,43 @@ class Fields:
 
 
 class Joiner:
-    """Puts words together from fields that come in ascending order; the opposite of `Fields`.
+    """Puts words together from their fields, a stretch of them at a time so that it stays in cache; undoes `Fields`.
 
     Args:
-        words: where they go, aligned, from `words_of` on writable memory; undefined until `finish`.
+        fields: with the byte of a word that each begins at, ascending from 0 on; arrays of one value a word, or the
+            value that all words have.
+        width: of a word in bytes.
+        rotated: see the module.
+        most: words in a stretch.
     """
 
-    def __init__(self, words: Array, rotated: bool, scratch: Scratch) -> None:
-        self._words, self._boundary = words, MAX_WIDTH
-        self._spare = words if words.ndim == 2 else scratch.take("spare", words.size, words.itemsize)
-        if rotated:
-            self._boundary = words.itemsize - 2
-            # Two-byte words are rotated where they are.
-            self._top = words if not self._boundary else scratch.take("top", words.size, 2)
-            self._top_spare = self._spare.view(np.uint8)[: 2 * words.size].view(WORD_TYPES[2])
+    def __init__(
+        self, fields: Sequence[tuple[int, Array | int]], width: int, rotated: bool, most: int, scratch: Scratch
+    ) -> None:
+        self._scratch = scratch
+        boundary = width - 2 if rotated else width
+        self._boundary, self._rotated = boundary, rotated
+        self._below = [(offset, field) for offset, field in fields if offset < boundary]
+        self._above = [(offset - boundary, field) for offset, field in fields if offset >= boundary]
+        self._spare = scratch.take("spare", most, width) if width in WORD_TYPES else np.empty(0, np.uint8)
+        # two-byte words are rotated where they are
+        self._top = scratch.take("top", most, 2) if rotated and boundary else None
 
-    def write(self, offset: int, field: Array | int) -> None:
-        """Set the field at byte `offset` of every word."""
-        if offset >= self._boundary:
-            write_field(self._top, offset - self._boundary, field, self._top_spare)
-        else:
-            write_field(self._words, offset, field, self._spare)
-
-    def finish(self) -> None:
-        """Make the words whole; call once, after the last field."""
-        if self._boundary == MAX_WIDTH:
+    def join(self, start: int, words: Array) -> None:
+        """Set `words`, aligned, at most as many as a stretch has, to those from number `start` on."""
+        count = len(words)
+        spare = words if words.ndim == 2 else self._spare[:count]
+        for offset, field in self._below:
+            write_field(words, offset, self._part(field, start, count), spare)
+        if not self._rotated:
             return
-        rotate_right(self._top, self._top, self._top_spare)
-        if self._boundary:
-            write_field(self._words, self._boundary, self._top, self._spare)
+        top = words if self._top is None else self._top[:count]
+        top_spare = spare.view(np.uint8)[: 2 * count].view(WORD_TYPES[2])
+        for offset, field in self._above:
+            write_field(top, offset, self._part(field, start, count), top_spare)
+        rotate_right(top, top, top_spare)
+        if self._top is not None:
+            write_field(words, self._boundary, top, spare)
+
+    def _part(self, field: Array | int, start: int, count: int) -> Array | int:
+        return field if isinstance(field, int) else aligned(field[start : start + count], self._scratch, "part")

@@ -6,6 +6,7 @@ on masks without long runs (262 144 items, half of them chosen: 1.1 ms against 0
 cache and small.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -17,28 +18,50 @@ Mask = NDArray[np.bool_]
 Indices = NDArray[np.int64]
 
 GAPS_SHARE: Final = 1 / 8  # gaps are for fewer items than this; it bounds what a reader of gaps may need: 24 bytes each
+STRETCH: Final = 1 << 17  # items that are looked at in one go
 _ESCAPE: Final = 255
-_BLOCK: Final = 1 << 16
+_MANY_RUNS: Final = 0.03  # of set items, to the items there are
+_SET: Final = np.ones(STRETCH // 9 + 1, np.bool_)
 
 
 def gather(words: Array, mask: Mask, out: Array) -> None:
     """Copy the words that `mask` has set into `out`, which is as long as they are many."""
     done = 0
-    for start in range(0, len(words), _BLOCK):
-        chosen = np.flatnonzero(mask[start : start + _BLOCK])
-        words[start : start + _BLOCK].take(chosen, out=out[done : done + chosen.size], mode="clip")
+    for start in range(0, len(words), STRETCH):
+        chosen = chosen_in(mask[start : start + STRETCH])
+        words[start : start + STRETCH].take(chosen, out=out[done : done + chosen.size], mode="clip")
         done += chosen.size
+
+
+def stretches(where: Mask | Indices) -> Iterator[Indices]:
+    """Yield the indices that `where` names, ascending, some at a time."""
+    for start in range(0, len(where), STRETCH):
+        part = where[start : start + STRETCH]
+        if part.dtype == np.bool_:
+            chosen = chosen_in(part.view(np.bool_))
+            chosen += start
+            yield chosen
+        else:
+            yield part.view(np.int64)
+
+
+def chosen_in(mask: Mask) -> Indices:
+    """Return the indices of the set items of `mask`, at most a stretch.
+
+    Where fewer than a tenth are set numpy looks for one after another, 15 ns for each run of them; else it goes over
+    all without a branch, 0.4 ns each.  Where there are many runs, set ones behind them make it do so.
+    """
+    count = int(np.count_nonzero(mask))
+    if count < mask.size / 10 and np.count_nonzero(mask[1:] > mask[:-1]) > _MANY_RUNS * mask.size:
+        return np.flatnonzero(np.concatenate((mask, _SET[: mask.size // 9 + 1])))[:count]
+    return np.flatnonzero(mask)
 
 
 def scatter(values: Array, where: Mask | Indices, out: Array) -> None:
     """Copy `values` to the places of `out` that `where` names, in order; leave the others."""
-    if where.dtype != np.bool_:
-        out[where] = values
-        return
     done = 0
-    for start in range(0, len(out), _BLOCK):
-        chosen = np.flatnonzero(where[start : start + _BLOCK])
-        out[start : start + _BLOCK][chosen] = values[done : done + chosen.size]
+    for chosen in stretches(where):
+        out[chosen] = values[done : done + chosen.size]
         done += chosen.size
 
 

@@ -13,7 +13,7 @@ are what is subtracted, modulo the size of a word: nothing is rounded, and no fl
     32
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from chainstore.codecs.base import DIFFERENCE, NOT_SHORTER, XOR, Effort, Factory, Hint, ItemSpec
 from chainstore.codecs.plane_codec import Form, Planes, width_in
 from chainstore.codecs.planes import WORD_TYPES, Array, Scratch, aligned, words_of
+from chainstore.codecs.positions import Indices
 from chainstore.errors import Malformed
 
 Signed = NDArray[np.signedinteger[Any]]
@@ -40,12 +41,17 @@ def subtract(data: Array, base: Array, out: Array, spare: Array) -> None:
     np.bitwise_xor(out, spare, out=out)
 
 
-def add(folded: Array, base: Array, out: Array, spare: Array) -> None:
-    """Undo `subtract`: set `out` to base plus what `folded` stands for; `out` may be `folded`."""
+def unfold(folded: Array, out: Array, spare: Array) -> None:
+    """Set `out`, which may be `folded`, to the differences whose signs `subtract` folded; `spare` is like it."""
     np.bitwise_and(folded, 1, out=spare)
     np.negative(_signed(spare), out=_signed(spare))
     np.right_shift(folded, 1, out=out)
     np.bitwise_xor(out, spare, out=out)
+
+
+def add(folded: Array, base: Array, out: Array, spare: Array) -> None:
+    """Undo `subtract`: set `out` to base plus what `folded` stands for; `out` may be `folded`."""
+    unfold(folded, out, spare)
     np.add(out, base, out=out)
 
 
@@ -61,6 +67,7 @@ class Residual:
     """What a chunk has more than its one base, in planes; for one thread."""
 
     bases = 1
+    moves = True
 
     def __init__(self, effort: Effort) -> None:
         self._planes = Planes(effort)
@@ -71,12 +78,37 @@ class Residual:
         """Bytes of scratch memory held between calls, about four times the largest chunk."""
         return self._planes.scratch_nbytes + self._scratch.nbytes
 
-    def _unpack(self, payload: memoryview, bases: Sequence[memoryview], out: memoryview) -> memoryview:
-        """Fill `out` with the residual and return the base."""
+    def decode(self, payload: memoryview, spec: ItemSpec | None, bases: Sequence[memoryview], out: memoryview) -> None:
+        """See `Codec.decode`; `out` may be the base itself, which is then moved on to what builds on it."""
         if len(bases) != 1 or len(bases[0]) != len(out):
             raise Malformed("residual", f"it needs one base of {len(out)} bytes, not {[len(base) for base in bases]}")
-        self._planes.decode(payload, None, (), out)
-        return bases[0]
+        coded, base = self._planes.unpack(payload, len(out)), bases[0]
+        if coded.where is not None and base is not out:
+            out[:] = base
+            base = out
+        before, after = (words_of(part, coded.width, coded.count) for part in (base, out))
+        for place, words in self._planes.pieces(coded):
+            if not isinstance(place, slice):
+                self._undo_at(words, after, place)
+            elif after.flags.aligned:
+                self._undo(words, aligned(before[place], self._scratch, "first"), after[place])
+            else:
+                self._undo(words, aligned(before[place], self._scratch, "first"), words)
+                after[place] = words
+        whole = len(out) - len(coded.tail)
+        self._end(coded.tail, words_of(base, 1, len(out))[whole:], words_of(out, 1, len(out))[whole:])
+
+    def _undo(self, residual: Array, base: Array, out: Array) -> None:
+        """Set `out`, which may be one of the others, to the words that were; `residual` is lost."""
+        raise NotImplementedError
+
+    def _undo_at(self, residual: Array, words: Array, places: Indices) -> None:
+        """The same in place, where the residuals of some words alone are known."""
+        raise NotImplementedError
+
+    def _end(self, tail: memoryview, base: Array, out: Array) -> None:
+        """The same for the bytes after the last whole word."""
+        raise NotImplementedError
 
 
 class Xor(Residual):
@@ -94,11 +126,15 @@ class Xor(Residual):
         np.bitwise_xor(words_of(data, 1, len(data)), words_of(bases[0], 1, len(data)), out=residual)
         return self._planes.pack(residual.data, replace(Form.of(spec), residual=True), out)
 
-    def decode(self, payload: memoryview, spec: ItemSpec | None, bases: Sequence[memoryview], out: memoryview) -> None:
-        """See `Codec.decode`."""
-        base = self._unpack(payload, bases, out)
-        plain = words_of(out, 1, len(out))
-        np.bitwise_xor(plain, words_of(base, 1, len(out)), out=plain)
+    def _undo(self, residual: Array, base: Array, out: Array) -> None:
+        np.bitwise_xor(residual, base, out=out)
+
+    def _undo_at(self, residual: Array, words: Array, places: Indices) -> None:
+        base = words.take(places, mode="wrap") if words.flags.aligned else words[places]
+        words[places] = np.bitwise_xor(residual, base, out=residual)
+
+    def _end(self, tail: memoryview, base: Array, out: Array) -> None:
+        np.bitwise_xor(base, words_of(tail, 1, len(tail)), out=out)
 
 
 class Difference(Residual):
@@ -115,38 +151,41 @@ class Difference(Residual):
         width = difference_width(spec)
         whole = len(data) // width * width
         residual = self._scratch.take("residual", len(data))
-        self._combine(subtract, data, bases[0], residual.data, width)
+        self._subtract(data, bases[0], residual, width)
         residual[whole:] = words_of(data, 1, len(data))[whole:]
         form = Form(width, seek_repeats=Form.of(spec).seek_repeats, residual=True)
         return self._planes.pack(residual.data, form, out)
 
     def decode(self, payload: memoryview, spec: ItemSpec | None, bases: Sequence[memoryview], out: memoryview) -> None:
-        """See `Codec.decode`."""
+        """See `Codec.decode`; `out` may be the base itself."""
         width = width_in(payload)
         if width not in WORD_TYPES:
             raise Malformed("difference", f"of words of {width} bytes", 0)
-        base = self._unpack(payload, bases, out)
-        self._combine(add, out, base, out, width)
+        super().decode(payload, spec, bases, out)
 
-    def _combine(
-        self,
-        combine: Callable[[Array, Array, Array, Array], None],
-        data: memoryview,
-        base: memoryview,
-        out: memoryview,
-        width: int,
-    ) -> None:
-        """Write what `combine` makes of each word of `data` and `base` into `out`, which may be `data`."""
+    def _undo(self, residual: Array, base: Array, out: Array) -> None:
+        self._unfold(residual)
+        np.add(residual, base, out=out)
+
+    def _undo_at(self, residual: Array, words: Array, places: Indices) -> None:
+        self._unfold(residual)
+        np.add.at(words, places, residual)  # half the time of reading and writing, which holds the GIL too
+
+    def _unfold(self, residual: Array) -> None:
+        unfold(residual, residual, self._scratch.take("spare", residual.size, residual.itemsize))
+
+    def _end(self, tail: memoryview, base: Array, out: Array) -> None:
+        out[:] = words_of(tail, 1, len(tail))
+
+    def _subtract(self, data: memoryview, base: memoryview, out: Array, width: int) -> None:
+        """Write the folded differences of the words of `data` and `base` into `out`, some at a time."""
         count, size = len(data) // width, _BLOCK_BYTES // width
-        every = [words_of(part, width, count) for part in (data, base, out)]
-        spare = self._scratch.take("spare", size, width)
+        first, second, result = words_of(data, width, count), words_of(base, width, count), out[: count * width]
+        spare, words = self._scratch.take("spare", min(size, count), width), result.view(first.dtype)
         for start in range(0, count, size):
-            first, second, result = (words[start : start + size] for words in every)
-            inner = result if result.flags.aligned else self._scratch.take("result", result.size, width)
-            first, second = aligned(first, self._scratch, "first"), aligned(second, self._scratch, "second")
-            combine(first, second, inner, spare[: result.size])
-            if inner is not result:
-                result.view(np.uint8)[:] = inner.view(np.uint8)
+            part = slice(start, min(start + size, count))
+            every = aligned(first[part], self._scratch, "first"), aligned(second[part], self._scratch, "second")
+            subtract(*every, words[part], spare[: part.stop - start])
 
 
 def _signed(words: Array) -> Signed:

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from chainstore.codecs.base import Effort
-from chainstore.codecs.planes import WORD_TYPES, Array, Scratch, aligned
+from chainstore.codecs.planes import WORD_TYPES, Array
 from chainstore.codecs.positions import (
     GAPS_SHARE,
     Indices,
@@ -187,13 +187,13 @@ class StreamWriter:
 class StreamReader:
     """Reads streams back; for one thread."""
 
-    def __init__(self, frames: Frames, scratch: Scratch) -> None:
-        self._frames, self._scratch = frames, scratch
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
 
-    def field(self, source: Source, count: int) -> tuple[int, Array | int]:
+    def field(self, source: Source, count: int, room: Array) -> tuple[int, Array | int]:
         """Return the width of the next field and its `count` values, or the value that all have.
 
-        An array is valid until the next call and may be read-only.
+        An array may be read-only, and lie anywhere: in the payload, or in `room`, which has as many bytes.
         """
         start = source.offset
         shift, method = divmod(source.number(1), 16)
@@ -203,11 +203,11 @@ class StreamReader:
         if method == CONSTANT:
             return width, source.number(width)
         if method == RAW:
-            raw = np.frombuffer(source.take(count * width), WORD_TYPES[width])
-            return width, aligned(raw, self._scratch, "field")
+            return width, np.frombuffer(source.take(count * width), WORD_TYPES[width])
         if method == ZSTD:
             return width, self._unpack(source, count)
-        return width, self._spread(source, count)
+        self._spread(source, room)
+        return width, room
 
     def simple(self, source: Source, count: int) -> Array:
         """Return the `count` bytes of a stream whose coding is not SPARSE; perhaps read-only."""
@@ -244,10 +244,7 @@ class StreamReader:
         frame = source.take(source.number(4))
         return np.frombuffer(self._frames.read(frame, count), np.uint8)
 
-    def _spread(self, source: Source, count: int) -> Array:
-        common = source.number(1)
-        where, set_count = self.positions(source, count)
-        plane = self._scratch.take("field", count)
-        plane.fill(common)
+    def _spread(self, source: Source, plane: Array) -> None:
+        plane.fill(source.number(1))
+        where, set_count = self.positions(source, plane.size)
         scatter(self.simple(source, set_count), where, plane)
-        return plane

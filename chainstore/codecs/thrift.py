@@ -57,17 +57,31 @@ class Thrift:
             self._rest.add(nbytes, seconds)
 
     def wrote(self, nbytes: int, seconds: float) -> None:
-        """Note that so many bytes took so long to be on the disk, in seconds on the clock."""
+        """Note that so many bytes took so long to be on the disk: seconds of a core to write them, and of waiting."""
         with self._lock:
             self._disk.add(nbytes, seconds)
+
+    @property
+    def known(self) -> bool:
+        """Whether coder and disk were measured."""
+        with self._lock:
+            return self._coder.known and self._disk.known
+
+    def pays(self, nbytes: int, seconds: float, saved: float) -> bool:
+        """Return whether so much time of a core for `nbytes` is worth it where that saves about `saved` of them."""
+        with self._lock:
+            return self._pays(nbytes, seconds, saved)
+
+    def _pays(self, nbytes: int, seconds: float, saved: float) -> bool:
+        disk, rest = self._disk.per_byte, self._rest.per_byte
+        return seconds <= saved * disk + ALLOWANCE * nbytes * (disk + rest)
 
     def affords(self, nbytes: int, coded: int, saved: float) -> bool:
         """Return whether to code `coded` bytes of a chunk of `nbytes`, which saves about `saved` bytes of it."""
         with self._lock:
             if not (self._coder.known and self._disk.known):
                 return True
-            disk, rest = self._disk.per_byte, self._rest.per_byte
-            if coded * self._coder.per_byte <= saved * disk + ALLOWANCE * nbytes * (disk + rest):
+            if self._pays(nbytes, coded * self._coder.per_byte, saved):
                 return True
             self._refused += 1
             return self._refused % _ANYWAY == 0

@@ -18,7 +18,8 @@ has only the metadata key sees names and shapes, and no weight.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from operator import is_
+from typing import Any, NamedTuple, cast
 
 from chainstore.errors import InvalidInput, Malformed
 from chainstore.ids import ID_BYTES, ObjectId
@@ -102,12 +103,7 @@ def write_tree(entries: Iterable[Entry], store: Store) -> ObjectId | None:
     Raises:
         InvalidInput: one entry alone, its names and layout, would not fit a page.
     """
-    rows = list(_leaf_rows(entries, store))
-    for level in range(1, MAX_LEVELS):
-        if len(rows) <= 1:
-            return rows[0].id if rows else None
-        rows = list(_index_rows(rows, level, store))
-    raise AssertionError("64 ** 16 pages do not exist")
+    return Pages().write(tuple(entries), store)
 
 
 def read_tree(root: ObjectId, load: Load, under: Path = ()) -> Iterator[Entry]:
@@ -190,6 +186,92 @@ class _Row(NamedTuple):
     common: Path
 
 
+class _Cut(NamedTuple):
+    """Where a page was cut: of which entries, or rows of the level below, it consists; and what was stored for it."""
+
+    start: int
+    stop: int
+    row: _Row
+    stored: tuple[ObjectId, ...]
+
+
+class Pages:
+    """The pages of one tree, so that those that stay as they are need not be made again for the next one."""
+
+    def __init__(self) -> None:
+        self._levels: list[list[_Cut]] = []
+        self._entries: Sequence[Entry] = ()
+
+    def write(
+        self, entries: Sequence[Entry], store: Store, rely: Callable[[ObjectId], bool] = lambda id: False
+    ) -> ObjectId | None:
+        """Store entries as `write_tree` does.
+
+        Args:
+            entries: after the first time: as many as then, with the same paths, nodes, specs and numbers of extents.
+            rely: whether a page is stored, and will be when what this tree is for is published.
+        """
+        levels = self._write_again(entries, store, rely) if self._levels else _write_first(entries, store)
+        self._levels, self._entries = levels, entries
+        return levels[-1][0].row.id if entries else None
+
+    def _write_again(
+        self, entries: Sequence[Entry], store: Store, rely: Callable[[ObjectId], bool]
+    ) -> list[list[_Cut]]:
+        keeper = _Keeper(store)
+        again: list[list[_Cut]] = []
+        parts, old_parts = cast("Sequence[object]", entries), cast("Sequence[object]", self._entries)
+        for level, cuts in enumerate(self._levels):
+            make: Callable[[Any, Store], _Row] = _leaf if level == 0 else _index
+            now = []
+            for cut in cuts:
+                start, stop, row, stored = cut
+                part = parts[start:stop]
+                if not (all(map(is_, part, old_parts[start:stop])) and all(map(rely, stored))):
+                    row = make(part, keeper.store)
+                    cut = _Cut(start, stop, row if row.id != cut.row.id else cut.row, keeper.taken())
+                now.append(cut)
+            again.append(now)
+            parts, old_parts = [cut.row for cut in now], [cut.row for cut in cuts]
+        return again
+
+
+class _Keeper:
+    """Stores pages, and knows which."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._ids = store, list[ObjectId]()
+
+    def store(self, page: bytes) -> ObjectId:
+        id = self._store(page)
+        self._ids.append(id)
+        return id
+
+    def taken(self) -> tuple[ObjectId, ...]:
+        """Return the ids since it was asked last."""
+        ids, self._ids = tuple(self._ids), []
+        return ids
+
+
+def _write_first(entries: Sequence[Entry], store: Store) -> list[list[_Cut]]:
+    keeper = _Keeper(store)
+    levels = [_cuts(_leaf_rows(entries, keeper.store), keeper)]
+    for level in range(1, MAX_LEVELS):
+        if len(levels[-1]) <= 1:
+            return levels
+        levels.append(_cuts(_index_rows([cut.row for cut in levels[-1]], level, keeper.store), keeper))
+    raise AssertionError("64 ** 16 pages do not exist")
+
+
+def _cuts(rows: Iterator[tuple[_Row, int]], keeper: _Keeper) -> list[_Cut]:
+    """Return where the pages of a level were cut; each row comes with how many entries or rows are in its page."""
+    cuts: list[_Cut] = []
+    for row, count in rows:
+        start = cuts[-1].stop if cuts else 0
+        cuts.append(_Cut(start, start + count, row, keeper.taken()))
+    return cuts
+
+
 def _ends_page(name: bytes, level: int) -> bool:
     return crc32c(bytes((level,)), name) % PAGE_ENTRIES == 0
 
@@ -198,30 +280,34 @@ def _name(path: Path) -> bytes:
     return encode([encode_key(key) for key in path])
 
 
-def _leaf_rows(entries: Iterable[Entry], store: Store) -> Iterator[_Row]:
+def _leaf_rows(entries: Sequence[Entry], store: Store) -> Iterator[tuple[_Row, int]]:
     page: list[Entry] = []
     size = 0
+    lengths: dict[int, int] = {}  # of nodes, by their ids, for most entries share theirs
     for entry in entries:
         name = _name(entry.path)
-        cost = _cost(entry, name)
+        length = lengths.get(id(entry.node))
+        if length is None:
+            length = lengths[id(entry.node)] = len(encode(entry.node))
+        cost = _cost(entry, name, length)
         if page and size + cost > MAX_PAGE_BYTES:
-            yield _leaf(page, store)
+            yield _leaf(page, store), len(page)
             page, size = [], 0
         page.append(entry)
         size += cost
         if _ends_page(name, 0):
-            yield _leaf(page, store)
+            yield _leaf(page, store), len(page)
             page, size = [], 0
     if page:
-        yield _leaf(page, store)
+        yield _leaf(page, store), len(page)
 
 
-def _cost(entry: Entry, name: bytes) -> int:
+def _cost(entry: Entry, name: bytes, node_bytes: int) -> int:
     """Return at least the bytes that an entry takes in a page."""
     count = len(entry.extents)
     extents = count * _EXTENT_BYTES if count <= MAX_EXTENTS else -(-count // MAX_EXTENTS) * ID_BYTES
     shape = 9 * len(entry.spec.shape) if entry.spec is not None else 0
-    cost = _ROW_BYTES + len(name) + len(encode(entry.node)) + shape + extents
+    cost = _ROW_BYTES + len(name) + node_bytes + shape + extents
     if cost > MAX_PAGE_BYTES - _ROW_BYTES:
         raise InvalidInput(f"{format_path(entry.path):.200} takes {cost} bytes for its name and layout alone")
     return cost
@@ -240,21 +326,21 @@ def _leaf(page: Sequence[Entry], store: Store) -> _Row:
     return _Row(store(encode([LEAF, rows])), len(page), page[0].path, common)
 
 
-def _index_rows(rows: Sequence[_Row], level: int, store: Store) -> Iterator[_Row]:
+def _index_rows(rows: Sequence[_Row], level: int, store: Store) -> Iterator[tuple[_Row, int]]:
     page: list[_Row] = []
     size = 0
     for row in rows:
         cost = _ROW_BYTES + len(_name(row.common))
         if len(page) > 1 and size + cost > MAX_PAGE_BYTES:
-            yield _index(page, store)
+            yield _index(page, store), len(page)
             page, size = [], 0
         page.append(row)
         size += cost
         if len(page) > 1 and _ends_page(_name(row.first), level):
-            yield _index(page, store)
+            yield _index(page, store), len(page)
             page, size = [], 0
     if page:
-        yield _index(page, store)
+        yield _index(page, store), len(page)
 
 
 def _index(page: Sequence[_Row], store: Store) -> _Row:

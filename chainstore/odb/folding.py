@@ -1,10 +1,12 @@
 """Folding: in which order records that build on each other are decoded, and how long what they hold is kept.
 
-A line of differences is folded from its bottom up; two buffers suffice, however long it is.  Where records have several
-bases (a moment, and what is predicted from it) each is decoded once, from the oldest on, and what nothing builds on
-any more is let go.  Where that does not fit into the memory there is, the cheapest is decoded again.
+A line of differences is folded from its bottom up; one buffer suffices where its codecs work in place, else two,
+however long it is.  Where records have several bases (a moment, and what is predicted from it) each is decoded once,
+from the oldest on, and what nothing builds on any more is let go.  Where that does not fit into the memory there is,
+the cheapest is decoded again.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -111,6 +113,24 @@ def schedule(nodes: Nodes, wanted: Collection[ObjectId], room: int) -> list[Step
         if again.run() and again.most_bytes < once.most_bytes:
             return again.steps
     return once.steps
+
+
+def lines(nodes: Nodes, wanted: Collection[ObjectId]) -> dict[ObjectId, ObjectId]:
+    """Return of each record the last one of its line: they build on each other alone, and are equally long.
+
+    All of a line can be decoded in the same memory, if each is made of the one before where that lies.
+    """
+    uses = Counter(base for node in nodes.values() for base in set(node.bases))
+    after: dict[ObjectId, ObjectId] = {}
+    for node in nodes.values():
+        for base in node.bases if len(node.bases) == 1 else ():
+            if uses[base] == 1 and base not in wanted and nodes[base].nbytes == node.nbytes:
+                after[base] = node.id
+    last: dict[ObjectId, ObjectId] = {}
+    for node in sorted(nodes.values(), key=lambda node: -node.depth):
+        above = after.get(node.id)
+        last[node.id] = last[above] if above is not None else node.id
+    return last
 
 
 class _Schedule:

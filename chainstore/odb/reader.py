@@ -12,6 +12,7 @@ from chainstore.errors import Damaged, IdMismatch, WrongRepository
 from chainstore.ids import Kind, ObjectId
 from chainstore.model.frame import MAX_HEADER_BYTES, MAX_PAYLOAD, Header, is_record_kind, parse_header
 from chainstore.odb.batch import Bench, Benches
+from chainstore.odb.decode_memory import DecodeMemory
 from chainstore.odb.folding import FOLD_BYTES, Node, Nodes, Step, built_on, lay_out, misfit, schedule
 from chainstore.odb.in_force import IndexInForce
 from chainstore.odb.record import Sealer
@@ -150,31 +151,26 @@ class ObjectReader:
             prove_all: look at the ids of bases too, so that a fault is told of the record that is damaged.  Else only
                 what is handed out is proven: bytes that hash to their id prove what they were made of.
         """
-        found: dict[ObjectId, memoryview] = {}
-        held: dict[ObjectId, memoryview] = {}
         bench = self._benches.take("auto")
-        rooms = _Rooms(bench)
         try:
-            for node, dropped in _steps(nodes, wanted, room):
+            steps = _steps(nodes, wanted, room)
+            memory = DecodeMemory(bench, nodes, wanted, once=len(steps) == len(nodes))
+            for node, dropped in steps:
                 for id in dropped:
-                    rooms.give_back(id)
-                    del held[id]
+                    memory.let_go(id)
                 id = node.id
                 try:
                     header, payload = self._fetch(bench, sources[id])
-                    if id in wanted:
-                        target = held[id] = found[id] = _target(wanted[id], header)
-                    else:
-                        target = held[id] = rooms.take(id, header.plain_len)
-                    self._decode(bench, header, payload, target, [held[base] for base in header.bases])
+                    target, bases = memory.take(header, bench.decoder.moves(header.codecs))
+                    self._decode(bench, header, payload, target, bases)
                     if (prove_all or id in wanted) and self._sealer.id(Kind(header.kind), target) != id:
                         raise IdMismatch(str(id), "its bytes do not hash to its id")
                 except (Damaged, WrongRepository) as error:
                     why = error.why if isinstance(error, IdMismatch) and error.id == str(id) else str(error)
                     raise _Fault(id, why) from error
+            return memory.found
         finally:
             self._benches.give_back(bench)
-        return found
 
     def _fetch(self, bench: Bench, source: _Source) -> tuple[Header, memoryview]:
         """Return header and sealed payload of an object's record, which lies in the bench's memory."""
@@ -213,30 +209,3 @@ def _steps(nodes: Nodes, wanted: Wanted, room: int) -> list[Step]:
     if wrong is not None:
         raise _Fault(*wrong)
     return schedule(nodes, wanted, room)
-
-
-def _target(out: memoryview | None, header: Header) -> memoryview:
-    """Return the memory for an object that was asked for."""
-    if out is None:
-        return memoryview(bytearray(header.plain_len))
-    if len(out) != header.plain_len:
-        raise IdMismatch(str(header.id), f"it has {header.plain_len} bytes where {len(out)} are wanted")
-    return out
-
-
-class _Rooms:
-    """Buffers of a bench for what is decoded on the way, used again once that is let go."""
-
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        self._taken: dict[ObjectId, int] = {}
-        self._free: list[int] = []
-
-    def take(self, id: ObjectId, nbytes: int) -> memoryview:
-        """Return memory for an object."""
-        number = self._taken[id] = self._free.pop() if self._free else len(self._taken)
-        return self._bench.room(f"plain {number}", nbytes)
-
-    def give_back(self, id: ObjectId) -> None:
-        """Take back the memory of an object."""
-        self._free.append(self._taken.pop(id))

@@ -15,7 +15,8 @@ from chainstore.model.paths import Path, format_path
 from chainstore.observe import Observer
 from chainstore.odb.folding import FOLD_BYTES
 from chainstore.odb.local import LocalDatabase
-from chainstore.ops.commit import SMALL_BYTES, Tally
+from chainstore.ops.commit import Tally
+from chainstore.ops.form import SMALL_BYTES
 from chainstore.ops.grouping import in_jobs
 from chainstore.ops.pipeline import BYTES_PER_WORKER, run, worker_count
 from chainstore.state.leaf import Destination

@@ -3,40 +3,34 @@
 `write` publishes nothing, so it may be repeated after a failure or walked away from: what it stored is then
 unreachable and gc takes it.
 
-Large arrays are cut into chunks of about 1 MiB of their own.  Small ones and plain values share chunks of a few
-KiB, cut by the hash of their paths, so that one that is added or grows moves no other; values that change at every
-step (counters) share with each other and not with weights.
+How leaves are cut into chunks, and what of the commit before holds still, is `form`'s to say.
 """
 
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path as FilePath
 
 from chainstore.errors import InvalidInput
 from chainstore.ids import Kind, ObjectId
 from chainstore.model.commit import Note, Stats, encode_commit
-from chainstore.model.frame import crc32c
 from chainstore.model.manifest import Manifest
-from chainstore.model.paths import Path, encode_key
+from chainstore.model.paths import Path
 from chainstore.model.spec import Spec
-from chainstore.model.tree import Entry, Extent, Root, write_tree
-from chainstore.model.wire import encode
+from chainstore.model.tree import Extent, Pages, Root, write_tree
 from chainstore.observe import Observer, Progress
 from chainstore.odb.batch import LocalBatch, Stored
 from chainstore.odb.offer import Base
 from chainstore.ops.deltas import Lines
+from chainstore.ops.form import SMALL_BYTES, Form, Use
 from chainstore.ops.pipeline import run, worker_count
 from chainstore.state.chunking import chunk_length, ranges
 from chainstore.state.leaf import BytesSource, Leaf, Source
+from chainstore.state.walked import Walked, copy_contents
 from chainstore.storage import fs
 
-SMALL_BYTES = 16 << 10  # leaves up to this share chunks
-SHARED_BYTES = 8 << 10  # expected size of a shared chunk
-SHARED_LIMIT = 64 << 10
-_TINY_BYTES = 64  # counters and scalars
+_JOB_BYTES = 1 << 20  # of shared chunks that one worker takes at a time
 _REPORT_BYTES = 8 << 20
 
 FILE_NODE = 100  # code of an entry in the tree of files: [100, executable]
@@ -52,32 +46,11 @@ class FileContent:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One chunk to be stored: its bytes on demand, what they are, and the extents it makes (leaf, slot, offset)."""
+    """One chunk to be stored: its bytes on demand, what they are, and where they stand (leaf, slot, offset, length)."""
 
     read: Callable[[], memoryview | bytes]
     spec: Spec | None
-    uses: tuple[tuple[int, int, int, int], ...]  # leaf, slot, offset in the chunk, length
-
-
-@dataclass(slots=True)
-class _Shared:
-    """A chunk that small leaves are being put into."""
-
-    spec: Spec | None
-    parts: list[bytes] = field(default_factory=list)
-    uses: list[tuple[int, int, int, int]] = field(default_factory=list)
-    nbytes: int = 0
-
-    def add(self, leaf: int, data: memoryview) -> None:
-        """Put the bytes of a small leaf in; they are copied, for they are valid until the next read only."""
-        self.uses.append((leaf, 0, self.nbytes, len(data)))
-        self.parts.append(bytes(data))
-        self.nbytes += len(data)
-
-    def piece(self) -> _Piece:
-        """Return the chunk."""
-        data = b"".join(self.parts)
-        return _Piece(lambda: data, self.spec, tuple(self.uses))
+    uses: tuple[Use, ...]
 
 
 class Tally:
@@ -110,6 +83,7 @@ def write(
     max_memory_bytes: int,
     observer: Observer,
     lines: Lines | None = None,
+    form: Form | None = None,
 ) -> tuple[Manifest, Stats]:
     """Store the chunks of `leaves` and return the manifest that names them, and how many bytes that took.
 
@@ -118,43 +92,57 @@ def write(
         lines: what chunks may be differences to; None where they are stored whole.
         threads: workers at most.
         max_memory_bytes: budget of the pipeline, whatever the size of the state.
+        form: that of `leaves`, with what the last commit of such leaves left in it; it is kept up to date.
     """
-    total = sum(leaf.source.nbytes for leaf in leaves if leaf.source is not None)
-    slots: list[list[Extent | None]] = [[] for _ in leaves]
+    form = form if form is not None else Form(Walked(leaves))
+    total = form.nbytes
+    slots: dict[int, list[Extent | None]] = {}
+    entries = form.entries.copy()
     tally = Tally("commit", total, observer)
 
-    turns = [0] * len(leaves)
+    turns: Sequence[int] = ()
     if lines is not None:
-        turns = lines.begin(leaves, _Now(batch, leaves, slots).find, SMALL_BYTES + 1)
+        made = list(leaves)  # once: they are gone through again and again
+        turns = lines.begin(made, _Now(batch, made, slots).find, SMALL_BYTES + 1)
 
-    def store(piece: _Piece) -> None:
-        data = memoryview(piece.read())
-        stored = _store(batch, lines, leaves, piece, data)
-        for leaf, slot, offset, length in piece.uses:
-            slots[leaf][slot] = Extent(stored.id, offset, length)
-        tally.add(len(data), stored.stored, stored.delta)
+    def store(pieces: Sequence[_Piece]) -> None:
+        for piece in pieces:
+            data = memoryview(piece.read())
+            stored = _store(batch, lines, form.walked, piece, data)
+            number, slot, offset, length = piece.uses[0]
+            if number in slots:
+                slots[number][slot] = Extent(stored.id, offset, length)
+            elif not entries[number].extents or entries[number].extents[0].chunk != stored.id:
+                for number, _, offset, length in piece.uses:
+                    entries[number] = form.entry(number, (Extent(stored.id, offset, length),))
+            tally.add(len(data), stored.stored, stored.delta)
 
     for turn in range(max(turns, default=0) + 1):
         run(
-            _pieces(leaves, slots, turns, turn),
+            _jobs(leaves, form, slots, turns, turn),
             store,
             threads=worker_count(threads, max_memory_bytes, total),
             tend=batch.sync_some,
         )
-    entries = [Entry(leaf.path, leaf.node, leaf.spec, _whole(found)) for leaf, found in zip(leaves, slots, strict=True)]
-    return Manifest(entries), Stats(total, tally.new, tally.stored, tally.delta)
+    for number, found in slots.items():
+        extents = _whole(found)
+        if extents != entries[number].extents:
+            entries[number] = form.entry(number, extents)
+    return form.settle(entries), Stats(total, tally.new, tally.stored, tally.delta)
 
 
-def _store(batch: LocalBatch, lines: Lines | None, leaves: Sequence[Leaf], piece: _Piece, data: memoryview) -> Stored:
+def _store(batch: LocalBatch, lines: Lines | None, walked: Walked, piece: _Piece, data: memoryview) -> Stored:
     """Store a piece, whole or as a difference to what was in its place before."""
     if lines is None or piece.spec is None:
         return batch.append(Kind.CHUNK, data, piece.spec)
     number, slot, _, _ = piece.uses[0]
-    path = leaves[number].path
-    before = lines.before(path, leaves[number].spec, slot, len(data))
+    path, spec = walked.paths[number], walked.specs[number]
+    before = lines.in_place(path, spec, slot)
     if before is not None and lines.unchanged(before, data) and batch.rely(before):
         return Stored(before, 0)
-    own = slot if piece.spec == leaves[number].spec and len(data) > SMALL_BYTES // 2 else -1
+    if before is not None and not lines.is_base(before, len(data)):
+        before = None
+    own = slot if piece.spec == spec and len(data) > SMALL_BYTES // 2 else -1
     choose = lines.chooser(path, piece.spec, before, own, len(data)) if before is not None else None
     stored = batch.append(Kind.CHUNK, data, piece.spec, choose)
     lines.stored(stored.id, data)
@@ -168,8 +156,12 @@ def _whole(slots: Sequence[Extent | None]) -> tuple[Extent, ...]:
     return found
 
 
-def write_trees(batch: LocalBatch, state: Manifest, files: Manifest) -> tuple[ObjectId, int]:
-    """Store the pages of a snapshot and return the id of its root, and the bytes that took."""
+def write_trees(batch: LocalBatch, state: Manifest, files: Manifest, form: Form | None = None) -> tuple[ObjectId, int]:
+    """Store the pages of a snapshot and return the id of its root, and the bytes that took.
+
+    Args:
+        form: what `write` made `state` with: pages that are as they were are not made again.
+    """
     taken = 0
 
     def store(page: bytes) -> ObjectId:
@@ -178,7 +170,8 @@ def write_trees(batch: LocalBatch, state: Manifest, files: Manifest) -> tuple[Ob
         taken += appended.stored
         return appended.id
 
-    root = Root(write_tree(state.entries, store), write_tree(files.entries, store))
+    pages = form.pages if form is not None else Pages()
+    root = Root(pages.write(state.entries, store, batch.rely), write_tree(files.entries, store))
     return store(root.to_bytes()), taken
 
 
@@ -239,16 +232,18 @@ class _FileSource:
 class _Now:
     """Finds chunks that this commit has stored, for those that follow from them."""
 
-    def __init__(self, batch: LocalBatch, leaves: Sequence[Leaf], slots: list[list[Extent | None]]) -> None:
+    def __init__(self, batch: LocalBatch, leaves: Sequence[Leaf], slots: Mapping[int, list[Extent | None]]) -> None:
         self._batch, self._leaves, self._slots = batch, leaves, slots
-        self._numbers = {leaf.path: number for number, leaf in enumerate(leaves)}
+        self._numbers: dict[Path, int] = {}
 
     def find(self, path: Path, slot: int) -> Base | None:
+        if not self._numbers:
+            self._numbers = {leaf.path: number for number, leaf in enumerate(self._leaves)}
         number = self._numbers.get(path)
         if number is None:
             return None
-        source, extents = self._leaves[number].source, self._slots[number]
-        if source is None or source.nbytes <= SMALL_BYTES or slot >= len(extents):
+        source, extents = self._leaves[number].source, self._slots.get(number)
+        if source is None or extents is None or slot >= len(extents):
             return None
         extent = extents[slot]
         if extent is None:
@@ -260,31 +255,31 @@ class _Now:
         return Base(extent.chunk, depth, lambda: memoryview(bytes(source.read(start, start + extent.length))))
 
 
-def _pieces(
-    leaves: Sequence[Leaf], slots: list[list[Extent | None]], turns: Sequence[int], turn: int
-) -> Iterator[_Piece]:
-    """Yield what is stored in one turn; small leaves, of which many share a chunk, all come in the first."""
-    open_ones: dict[str, _Shared] = {}
-    for number, leaf in enumerate(leaves):
-        if leaf.source is None or leaf.source.nbytes == 0:
-            continue
-        if leaf.source.nbytes > SMALL_BYTES:
-            if turns[number] == turn:
-                yield from _own_chunks(number, leaf, slots)
-            continue
-        if turn:
-            continue
-        slots[number] = [None]
-        stream = _stream(leaf)
-        shared = open_ones.setdefault(stream, _Shared(_stream_spec(leaf, stream)))
-        shared.add(number, leaf.source.read(0, leaf.source.nbytes))
-        if shared.nbytes >= SHARED_LIMIT or _ends_shared(leaf.path, leaf.source.nbytes):
-            yield open_ones.pop(stream).piece()
-    for shared in open_ones.values():
-        yield shared.piece()
+def _jobs(
+    leaves: Sequence[Leaf], form: Form, slots: dict[int, list[Extent | None]], turns: Sequence[int], turn: int
+) -> Iterator[Sequence[_Piece]]:
+    """Yield what is stored in one turn; small leaves, of which many share a chunk, all come in the first.
+
+    Shared chunks are small: many are one job, or threads would do little but wait for each other.
+    """
+    job: list[_Piece] = []
+    nbytes = 0
+    for part in form.parts:
+        if isinstance(part, int):
+            if turn == (turns[part] if turns else 0):
+                for piece in _own_chunks(part, leaves[part], slots):
+                    yield (piece,)
+        elif not turn:
+            job.append(_Piece(_ReadShared(leaves, part.uses), part.spec, part.uses))
+            nbytes += part.nbytes
+            if nbytes >= _JOB_BYTES:
+                yield job
+                job, nbytes = [], 0
+    if job:
+        yield job
 
 
-def _own_chunks(number: int, leaf: Leaf, slots: list[list[Extent | None]]) -> Iterator[_Piece]:
+def _own_chunks(number: int, leaf: Leaf, slots: dict[int, list[Extent | None]]) -> Iterator[_Piece]:
     source = leaf.source
     assert source is not None
     cuts = list(ranges(source.nbytes, chunk_length(leaf.spec)))
@@ -292,6 +287,17 @@ def _own_chunks(number: int, leaf: Leaf, slots: list[list[Extent | None]]) -> It
     for slot, (start, stop) in enumerate(cuts):
         read = _Read(source.read, start, stop)
         yield _Piece(read, leaf.spec, ((number, slot, 0, stop - start),))
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadShared:
+    """A read of small leaves, one behind the other; each is copied, for it is valid until the next read only."""
+
+    leaves: Sequence[Leaf]
+    uses: tuple[Use, ...]
+
+    def __call__(self) -> bytes:
+        return b"".join(copy_contents(self.leaves, [number for number, _, _, _ in self.uses]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,26 +310,3 @@ class _Read:
 
     def __call__(self) -> memoryview:
         return self.of(self.start, self.stop)
-
-
-def _stream(leaf: Leaf) -> str:
-    if leaf.spec is None:
-        return "values"
-    assert leaf.source is not None
-    return "tiny" if leaf.source.nbytes <= _TINY_BYTES else leaf.spec.dtype
-
-
-def _stream_spec(leaf: Leaf, stream: str) -> Spec | None:
-    return None if leaf.spec is None or stream == "tiny" else Spec(leaf.spec.dtype, ())
-
-
-def _ends_shared(path: Path, nbytes: int) -> bool:
-    plain = all(type(key) is str or type(key) is int for key in path)  # not True, which equals 1 and is another key
-    return (_name_hash if plain else _hash_name)(path) % SHARED_BYTES < max(nbytes, _TINY_BYTES)
-
-
-def _hash_name(path: Path) -> int:
-    return crc32c(b"shared", encode([encode_key(key) for key in path]))
-
-
-_name_hash = lru_cache(maxsize=1 << 16)(_hash_name)

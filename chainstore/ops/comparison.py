@@ -20,8 +20,8 @@ from chainstore.model.tree import Entry, Extent
 from chainstore.model.wire import decode
 from chainstore.observe import Observer
 from chainstore.odb.local import LocalDatabase
-from chainstore.ops.commit import SMALL_BYTES
 from chainstore.ops.differences import Diff, FileDiff, TensorDiff, Unreadable, ValueDiff
+from chainstore.ops.form import SMALL_BYTES
 from chainstore.ops.pairing import Both, Pair, is_same_bytes, pair_arrays, together
 from chainstore.ops.sums import Sums
 from chainstore.ops.value_changes import mapping_changes, value_changes

@@ -75,6 +75,7 @@ class Lines:
         proved: what earlier commits of the branch proved of its optimizers, from one to the next and from keyframe to
             keyframe.
         shadow: holds what this process stored last; it is kept up to date.  None: everything is read from the store.
+        predicting: whether to find out what optimizers did, which takes a core seconds for a gigabyte and saves most.
     """
 
     def __init__(
@@ -85,7 +86,9 @@ class Lines:
         choices: Choices,
         proved: tuple[Memory, Memory],
         shadow: Shadow | None,
+        predicting: bool = True,
     ) -> None:
+        self._predicting = predicting
         self._db, self._parent, self._older = db, parent, older
         self._choices, self._proved, self._shadow = choices, proved, shadow
         self._links: dict[Path, Link] = {}
@@ -101,6 +104,8 @@ class Lines:
             least_bytes: of arrays that have chunks of their own.
         """
         self._find = find
+        if not self._predicting:
+            return [0] * len(leaves)
         arrays = ParentArrays(self._plain)
 
         def links(to: Manifest, memory: Memory) -> dict[Path, Link]:
@@ -121,7 +126,8 @@ class Lines:
                 turns[path] = max((1 + turn(each) for each in needed), default=0)
             return turns[path]
 
-        return [turn(leaf.path) for leaf in leaves]
+        linked = self._links.keys() | self._frame_links.keys()
+        return [turn(leaf.path) if leaf.path in linked else 0 for leaf in leaves]
 
     def _is_keyframe_due(self, leaves: Sequence[Leaf]) -> bool:
         """Return whether the largest array of an optimizer, and so nearly all of them, is at the end of a segment."""
@@ -133,8 +139,8 @@ class Lines:
         with self._db.view() as view:
             return run(view, chunk)[0] >= SEGMENT
 
-    def before(self, path: Path, spec: Spec | None, slot: int, length: int) -> ObjectId | None:
-        """Return the chunk of the parent that has the place of a chunk; None where there is none of that length.
+    def in_place(self, path: Path, spec: Spec | None, slot: int) -> ObjectId | None:
+        """Return the chunk of the parent that has the place of a chunk; None where there is none.
 
         Args:
             path: of the array it belongs to, the first one of those that share it.
@@ -142,8 +148,11 @@ class Lines:
         entry = self._parent.get(path)
         if entry is None or entry.spec != spec or slot >= len(entry.extents):
             return None
-        chunk = entry.extents[slot].chunk
-        return chunk if self._db.length(chunk) == length else None
+        return entry.extents[slot].chunk
+
+    def is_base(self, before: ObjectId, length: int) -> bool:
+        """Return whether a chunk of so many bytes can be a difference to the one that had its place."""
+        return self._db.length(before) == length
 
     def unchanged(self, before: ObjectId, data: memoryview) -> bool:
         """Return whether a chunk is known to be the one before it, without a hash; False says nothing."""

@@ -8,7 +8,7 @@ from chainstore.errors import Malformed
 from chainstore.ids import ObjectId
 from chainstore.model.paths import format_path
 from chainstore.model.tree import Entry, Extent
-from chainstore.ops.commit import SMALL_BYTES
+from chainstore.ops.form import SMALL_BYTES
 from chainstore.ops.pairing import Pair
 
 

@@ -78,6 +78,13 @@ class Shadow:
                 self._held.clear()
                 self._nbytes = 0
 
+    def clear(self) -> None:
+        """Let go of everything, and of the memory."""
+        with self._lock:
+            self._held.clear()
+            self._free.clear()
+            self._nbytes, self._most = 0, None
+
     def _new(self, length: int) -> bytearray | None:
         if self._nbytes + length > self._limit():
             return None

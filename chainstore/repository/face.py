@@ -48,7 +48,6 @@ from chainstore.repository.slots import KeySlot, add_slot, keyring_of, list_slot
 from chainstore.repository.upkeep import RepositoryStats, Status, look, measure, rebuild_open, weigh, weigh_branches
 from chainstore.repository.writer import Writer, writing
 from chainstore.settings import as_stored
-from chainstore.state import flatten
 from chainstore.state.leaf import Leaf
 
 
@@ -156,7 +155,7 @@ class Repository:
             NothingToCommit: `allow_empty` is False and nothing changed.
         """
         return self.commit_leaves(
-            flatten(state),
+            self._handle.core.walks.leaves(state),
             message,
             branch=branch,
             step=step,

@@ -20,10 +20,12 @@ from chainstore.odb.opening import open_local
 from chainstore.ops.deltas import Choices
 from chainstore.ops.history import Names, resolve
 from chainstore.ops.linking import Memory
+from chainstore.ops.scouting import Scout
 from chainstore.ops.shadow import Shadow
 from chainstore.refs import HEAD, short_name
 from chainstore.repository.settings import Settings, in_force, now_us
 from chainstore.repository.slots import check_key, unseal
+from chainstore.repository.walking import Walks
 from chainstore.settings import resolve as resolve_setting
 
 Revision = str | ObjectId | Commit
@@ -43,7 +45,8 @@ class Core:
         self.users = 0
         self.committing = threading.RLock()
         self.tips: dict[ObjectId, Manifest] = {}
-        self.choices, self.shadow = Choices(), Shadow()
+        self.choices, self.shadow, self.walks = Choices(), Shadow(), Walks()
+        self.scout = Scout()
         self._links: dict[str, Memory] = {}
 
     def links(self, name: str) -> Memory:

@@ -9,6 +9,7 @@ finish       tree pages, the commit, one publication
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import islice
 
 from chainstore import config
@@ -23,6 +24,7 @@ from chainstore.odb.batch import LocalBatch
 from chainstore.odb.conflicts import GoneMeanwhile
 from chainstore.ops.commit import write, write_commit, write_trees
 from chainstore.ops.deltas import Lines
+from chainstore.ops.form import Form
 from chainstore.ops.history import first_parents, head_of, read_commit
 from chainstore.refs import HEAD, HEADS, branch_ref, short_name, tag_ref
 from chainstore.repository.handles import Handle, Revision
@@ -31,7 +33,7 @@ from chainstore.repository.settings import Settings, now_us
 from chainstore.state.leaf import Leaf
 
 _WRITE_TRIES = 3
-_DELTA_CODECS = frozenset({"small"})
+_DELTA_CODECS = frozenset({"small", "auto"})  # the latter where that pays
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,12 @@ class Landing:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A state in a batch, its names still in memory; files beside it likewise."""
+    """A state in a batch, its names still in memory; files beside it likewise; the form of the state, if it is kept."""
 
     state: Manifest
     files: Manifest
     stats: Stats
+    form: Form | None = None
 
 
 def record(
@@ -75,15 +78,16 @@ def record(
 ) -> Commit:
     """Store a state and the files beside it, and publish the commit; see `Repository.commit`."""
     with handle.turn():
+        form = handle.core.walks.form(leaves)
         for attempt in range(_WRITE_TRIES):
             batch = handle.db.batch(codec)
             try:
                 landing = find_landing(handle, request)
                 batch.trust(trusted_chunks(handle, landing))
-                lines = deltas_of(handle, landing, codec)
-                state, stats = write_leaves(batch, leaves, handle.settings, lines)
+                lines = deltas_of(handle, landing, codec, leaves)
+                state, stats = write_leaves(batch, leaves, handle.settings, lines, form)
                 files, more = write_leaves(batch, beside, handle.settings) if beside else (Manifest(), Stats())
-                return finish(handle, batch, request, landing, Written(state, files, stats + more), started)
+                return finish(handle, batch, request, landing, Written(state, files, stats + more, form), started)
             except GoneMeanwhile:
                 if attempt == _WRITE_TRIES - 1:
                     raise
@@ -147,14 +151,23 @@ def trusted_chunks(handle: Handle, landing: Landing) -> frozenset[ObjectId]:
     return handle.db.unsuspected(manifest.chunks())
 
 
-def deltas_of(handle: Handle, landing: Landing, codec: str) -> Lines | None:
+def deltas_of(handle: Handle, landing: Landing, codec: str, leaves: Sequence[Leaf]) -> Lines | None:
     """Return what the chunks of a commit may be differences to: those of its parent, where its codec makes such."""
     if codec not in _DELTA_CODECS:
         return None
-    parent = _parent_manifest(handle, landing.parent) if landing.parent is not None else Manifest()
-    shadow = handle.core.shadow if handle.setting("shadow") == "yes" else None
+
+    @cache
+    def names() -> Manifest | None:
+        return _parent_manifest(handle, landing.parent) if landing.parent is not None else Manifest()
+
+    core = handle.core
+    if codec == "auto" and not core.scout.wants(handle.db, names, leaves, handle.db.benches.thrift):
+        core.shadow.clear()
+        return None
+    parent = names()
     if parent is None:
         return None
+    shadow = core.shadow if handle.setting("shadow") == "yes" else None
 
     def older(count: int) -> Manifest | None:
         try:
@@ -164,9 +177,8 @@ def deltas_of(handle: Handle, landing: Landing, codec: str) -> Lines | None:
             return None
         return _parent_manifest(handle, commit.id) if commit is not None else None
 
-    core = handle.core
     proved = (core.links(landing.ref), core.links(f"{landing.ref}, keyframes"))
-    return Lines(handle.db, parent, older, core.choices, proved, shadow)
+    return Lines(handle.db, parent, older, core.choices, proved, shadow, predicting=codec == "small")
 
 
 def _parent_manifest(handle: Handle, parent: ObjectId) -> Manifest | None:
@@ -186,7 +198,11 @@ def _parent_manifest(handle: Handle, parent: ObjectId) -> Manifest | None:
 
 
 def write_leaves(
-    batch: LocalBatch, leaves: Sequence[Leaf], settings: Settings, lines: Lines | None = None
+    batch: LocalBatch,
+    leaves: Sequence[Leaf],
+    settings: Settings,
+    lines: Lines | None = None,
+    form: Form | None = None,
 ) -> tuple[Manifest, Stats]:
     """Store leaves in a batch with the threads and memory that the handle may use."""
     return write(
@@ -196,6 +212,7 @@ def write_leaves(
         max_memory_bytes=settings.max_memory_bytes,
         observer=settings.observer,
         lines=lines,
+        form=form,
     )
 
 
@@ -208,7 +225,7 @@ def finish(
         NothingToCommit: the request does not allow an empty commit, and nothing changed.
     """
     db, parent = handle.db, landing.parent
-    root, taken = write_trees(batch, written.state, written.files)
+    root, taken = write_trees(batch, written.state, written.files, written.form)
     if not request.allow_empty and parent is not None and read_commit(db, parent).tree == root:
         raise NothingToCommit("the state equals the tip's", hint="allow_empty=True commits it anyway")
     stats = replace(written.stats, stored_bytes=written.stats.stored_bytes + taken)

@@ -13,8 +13,9 @@ from chainstore.state.chunking import chunk_length, ranges
 from chainstore.state.comparison import Comparison, compare, references, shown_spec
 from chainstore.state.flatten import flatten
 from chainstore.state.leaf import MISSING, Destination, Leaf, Source
-from chainstore.state.retrace import Content, Trace, content_of
+from chainstore.state.retrace import Trace
 from chainstore.state.values import register
+from chainstore.state.walked import Content, content_of
 
 __all__ = [
     "MISSING",

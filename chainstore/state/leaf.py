@@ -6,6 +6,7 @@ Destination  writable bytes that a stored leaf goes into
 ArrayAdapter what a library's arrays need to be stored and come back
 """
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,6 +45,25 @@ class BytesSource:
 
     def read(self, start: int, stop: int) -> memoryview:
         return memoryview(self.data)[start:stop]
+
+
+class HostBytes(NamedTuple):
+    """Bytes that lie in order in host memory, from an address on.
+
+    Attributes:
+        owner: keeps the memory alive.
+    """
+
+    address: int
+    nbytes: int
+    owner: object
+
+    def read(self, start: int, stop: int) -> memoryview:
+        if stop <= start:
+            return memoryview(b"")
+        array = (ctypes.c_ubyte * (stop - start)).from_address(self.address + start)
+        array.owner = self.owner  # type: ignore[attr-defined]  # a view keeps the array, and that whatever it has
+        return memoryview(array).cast("B")
 
 
 class Leaf(NamedTuple):  # (a frozen dataclass takes three times as long to make, and a walk makes thousands)

@@ -19,13 +19,11 @@ from chainstore.model.wire import Node, encode
 from chainstore.state import nodes
 from chainstore.state.adapters import adapter_of_type
 from chainstore.state.flatten import MAPPINGS, SEQUENCES, STRUCTURE, Holders, container_node, is_plain, target_node
-from chainstore.state.leaf import ArrayAdapter, BytesSource, Dense, Leaf, Source
+from chainstore.state.leaf import ArrayAdapter, Dense, Leaf
 from chainstore.state.registry import REGISTRY
 from chainstore.state.value_codes import Refused
 from chainstore.state.values import encode_value
-
-Content = int | bytes | Source | None
-"""Bytes of a leaf: the address where they lie on the host, themselves, or whoever reads them; None for none."""
+from chainstore.state.walked import Content, Retraced, Walked, content_of
 
 _EXACT_KEYS: Final = frozenset({str, int, bool, bytes})  # equal and of one type is the same, unlike 0.0 and -0.0
 _KINDS_WITH_NODES: Final = (defaultdict, deque)  # of which the node says more than the type does
@@ -101,6 +99,19 @@ class Trace:
 
         Addresses are good for as long as the arrays in `state` are.
         """
+        step = self._walk(state)
+        return step.contents if step is not None else None
+
+    def retrace(self, state: object, walked: "Walked") -> "Retraced | None":
+        """Return the leaves of a state, as a walk would; None where one must tell what is the matter with it.
+
+        Args:
+            walked: what is known of the leaves of the state that this is the trace of.
+        """
+        step = self._walk(state)
+        return Retraced(walked, step.contents, step.objects) if step is not None else None
+
+    def _walk(self, state: object) -> "_Following | None":
         for kind, adapter in self._types.items():
             if REGISTRY.by_type(kind) is not None or adapter_of_type(kind) is not adapter:
                 return None
@@ -113,7 +124,7 @@ class Trace:
             if step.overlap():
                 return None  # perhaps who did not share memory does
             self._addresses = step.addresses
-        return step.contents
+        return step
 
 
 class _Following:
@@ -122,13 +133,14 @@ class _Following:
     Attributes:
         contents: of each leaf.
         addresses: of the arrays that are no aliases and have memory that others could show, in walk order.
+        objects: index of a leaf -> its array.
     """
 
     def __init__(self, count: int) -> None:
         self.contents: list[Content] = [None] * count
         self.addresses: list[int] = []
+        self.objects: dict[int, object] = {}
         self._arrays: list[_Array] = []  # that these belong to
-        self._objects: dict[int, object] = {}  # index of a leaf -> its array
         self._ids: set[int] = set()
         self._holders = Holders()
 
@@ -187,13 +199,13 @@ class _Following:
     def _array(self, was: _Array, value: object) -> None:
         index, shows = was.index, was.shows
         if shows is not None and shows[1]:
-            if value is not self._objects[shows[0]]:
+            if value is not self.objects[shows[0]]:
                 raise _Changed
             return
         if id(value) in self._ids:
             raise _Changed  # the same object at a second place
         self._ids.add(id(value))
-        self._objects[index] = value
+        self.objects[index] = value
         if was.outline is None:
             self._describe(was, value)
             return
@@ -222,14 +234,6 @@ class _Following:
         if found.region is not None:
             self.addresses.append(found.region.address)
             self._arrays.append(was)
-
-
-def content_of(source: Source | None) -> Content:
-    """Return what is to be known of the bytes of a leaf to copy them."""
-    address = getattr(source, "address", None)
-    if address is not None:
-        return cast(int, address)
-    return source.data if isinstance(source, BytesSource) else source
 
 
 class _Builder:

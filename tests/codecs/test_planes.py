@@ -14,19 +14,19 @@ def words(draw):
     return width, draw(st.integers(1, 40).flatmap(lambda n: st.binary(min_size=n * width, max_size=n * width)))
 
 
-@given(words(), st.booleans())
-def test_planes_split_and_joined_again_are_the_words(case, rotated):
+@given(words(), st.booleans(), st.integers(1, 50))
+def test_planes_split_and_joined_again_are_the_words(case, rotated, most):
     width, data = case
     rotated = rotated and width in (2, 4, 8)
     count = len(data) // width
     fields = Fields(words_of(memoryview(data), width, count), rotated, Scratch())
     back = bytearray(len(data))
-    joiner = Joiner(words_of(memoryview(back), width, count), rotated, Scratch())
+    planes = np.empty((width, count), np.uint8)
     for offset in range(width):
-        plane = np.empty(count, np.uint8)
-        fields.read(offset, plane)
-        joiner.write(offset, plane)
-    joiner.finish()
+        fields.read(offset, planes[offset])
+    joiner = Joiner(list(enumerate(planes)), width, rotated, most, Scratch())
+    for start in range(0, count, most):
+        joiner.join(start, words_of(memoryview(back), width, count)[start : start + most])
     assert back == data
 
 
@@ -37,14 +37,13 @@ def test_wide_fields_hold_the_same_bytes_as_the_planes_they_stand_for(width, cut
     data = np.random.default_rng(width).bytes(width * 100)
     back = bytearray(len(data))
     fields = Fields(words_of(memoryview(data), width, 100), True, Scratch())
-    joiner = Joiner(words_of(memoryview(back), width, 100), True, Scratch())
+    joined: list[tuple[int, np.ndarray]] = []
     offset = 0
     for step in cuts:
-        field = np.empty(100, WORD_TYPES[step])
-        fields.read(offset, field)
-        joiner.write(offset, field)
+        joined.append((offset, np.empty(100, WORD_TYPES[step])))
+        fields.read(*joined[-1])
         offset += step
-    joiner.finish()
+    Joiner(joined, width, True, 100, Scratch()).join(0, words_of(memoryview(back), width, 100))
     assert back == data
 
 

@@ -17,7 +17,7 @@ def test_gaps_lead_back_to_the_same_items(mask):
     assert len(gaps) <= most_gap_bytes(len(mask), int(mask.sum()))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.08, 0.5, 1.0])
 @pytest.mark.parametrize("size", [1, 1000, (1 << 16) + 1, 3 << 16])
 def test_gathered_words_scattered_again_stand_where_they_were(share, size):
     random = np.random.default_rng(size)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from chainstore.crypto.keys import KeyFile
-from chainstore.ops import commit as commit_module
+from chainstore.ops import form as form_module
 from chainstore.repository import init
 from chainstore.repository import open as open_repository
 
@@ -21,7 +21,7 @@ ARRAY_BYTES = 256  # so that what is counted is objects and not bytes
 
 def build(path: Path, key: KeyFile, commits: int, arrays: int, changed: int) -> None:
     """Make a repository in which every array is an object, and the first `changed` of them are new in each commit."""
-    commit_module.SMALL_BYTES = 0  # or small arrays would share chunks; how they are cut is the writer's business
+    form_module.SMALL_BYTES = 0  # or small arrays would share chunks; how they are cut is the writer's business
     source = np.random.default_rng(1)
     state = {f"layer.{number:03d}": source.bytes(ARRAY_BYTES) for number in range(arrays)}
     held = {name: np.frombuffer(data, np.uint8) for name, data in state.items()}

@@ -41,3 +41,12 @@ def test_chunks_count_once_and_bytes_as_often_as_they_are_shown():
     manifest = Manifest([entry(("a",), 1, 2), entry(("b",), 1)])
     assert len(manifest.chunks()) == 2
     assert manifest.raw_bytes() == 30
+
+
+def test_other_entries_under_the_same_paths_make_another_manifest():
+    first = Manifest([entry(("a",), 1), entry((True,), 2)])
+    assert {chunk[0] for chunk in first.chunks()} == {1, 2}
+    second = first.with_entries([first.entries[0], entry((True,), 3)])
+    assert second[(True,)].extents[0].chunk[0] == 3 and (1,) not in second
+    assert {chunk[0] for chunk in second.chunks()} == {1, 3}
+    assert first[(True,)].extents[0].chunk[0] == 2

@@ -276,3 +276,37 @@ def test_a_strict_reader_refuses_another_encoding_of_the_same_page():
     page_links(longer)
     with pytest.raises(Malformed):
         page_links(longer, strict=True)
+
+
+@QUICK
+@given(seed=st.integers(0, 1 << 32), count=st.sampled_from([0, 1, 5, 400, 3000]))
+def test_pages_that_are_written_again_are_those_of_a_new_tree(seed, count):
+    source = random.Random(seed)
+    before = [array(path, number) for number, path in enumerate(names(count))]
+    for place in source.sample(range(count), min(count, 2)):  # extents on pages of their own
+        before[place] = Entry(before[place].path, ["t"], FLOAT, tuple(Extent(chunk(i), 0, 48) for i in range(600)))
+    kept, stored = tree.Pages(), Pages()
+    assert kept.write(before, stored.store) == written(before)[0]
+    for _ in range(3):
+        after = list(before)
+        for place in source.sample(range(count), min(count, source.choice([0, 1, 7]))):
+            was = after[place]
+            moved = tuple(Extent(chunk(source.randrange(9)), 0, 48) for _ in was.extents)
+            after[place] = Entry(was.path, was.node, was.spec, moved)
+        gone = source.choice([frozenset(), frozenset(source.sample(sorted(stored), len(stored) // 2))])
+        again = Pages()
+        id = kept.write(after, again.store, lambda id, gone=gone: id in stored and id not in gone)
+        root, whole = written(after)
+        assert id == root, f"seed {seed}"
+        assert {**{name: page for name, page in stored.items() if name not in gone}, **again}.keys() >= whole.keys()
+        stored.update(again)
+        before = after
+
+
+def test_one_entry_that_moved_costs_the_pages_above_it():
+    before = [array(path) for path in names(20_000)]
+    kept, first, second = tree.Pages(), Pages(), Pages()
+    kept.write(before, first.store)
+    after = [*before[:777], array(before[777].path, 5), *before[778:]]
+    kept.write(after, second.store, first.__contains__)
+    assert len(first) > 200 and len(second) <= 4

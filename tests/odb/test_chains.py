@@ -15,9 +15,21 @@ from chainstore.codecs.base import DIFFERENCE, XOR
 from chainstore.errors import IdMismatch
 from chainstore.ids import Kind, ObjectId
 from chainstore.model.change import Dead, Retired
-from chainstore.odb.folding import Node, Step, misfit, schedule
+from chainstore.odb.folding import Node, Step, lines, misfit, schedule
 from chainstore.odb.rows import Place
-from tests.odb.chains import TAG, Sum, counting, id_of, line, predicted, put_records, put_slots, slots, summed
+from tests.odb.chains import (
+    TAG,
+    Sum,
+    counting,
+    differing,
+    id_of,
+    line,
+    predicted,
+    put_records,
+    put_slots,
+    slots,
+    summed,
+)
 from tests.odb.stores import put
 from tests.ops.damage import place_of, spoil
 
@@ -54,12 +66,12 @@ def walk(nodes: dict[ObjectId, Node], wanted: list[ObjectId], steps: list[Step])
     return most
 
 
-def random_graph(source: Random) -> dict[ObjectId, Node]:
+def random_graph(source: Random, most_bytes: int = CHUNK) -> dict[ObjectId, Node]:
     nodes: list[Node] = []
     for number in range(source.randint(1, 40)):
         bases = source.sample(range(number), min(number, source.choice([0, 1, 1, 2, 3, 4])))
         depth = 1 + max(nodes[base].depth for base in bases) if bases else 0
-        nodes.append(node(number, *bases, depth=depth, nbytes=source.randint(1, CHUNK)))
+        nodes.append(node(number, *bases, depth=depth, nbytes=source.randint(1, most_bytes)))
     return graph(*nodes)
 
 
@@ -95,6 +107,31 @@ def test_a_line_takes_two_buffers():
     assert [step.node.id for step in steps] == [name(n) for n in range(65)]
     assert walk(nodes, [name(64)], steps) == 2 * CHUNK
     assert schedule(nodes, [name(64)], 0) == steps
+
+
+def test_the_memory_of_a_line_holds_what_is_needed_of_it():
+    seed = int.from_bytes(os.urandom(4), "big")
+    source, shared = Random(seed), 0
+    for _ in range(300):
+        every = random_graph(source, 2)
+        wanted = source.sample(list(every), source.randint(1, min(3, len(every))))
+        nodes = {id: every[id] for id in below(every, wanted)}
+        last, memory = lines(nodes, wanted), {}
+        for each, _dropped in schedule(nodes, wanted, 1 << 40):
+            assert all(memory[last[base]] == base for base in each.bases), seed
+            assert nodes[last[each.id]].nbytes == each.nbytes, seed
+            memory[last[each.id]] = each.id
+        assert all(last[id] == id and memory[id] == id for id in wanted), seed
+        shared += len(nodes) - len(memory)
+    assert shared, seed
+
+
+def test_a_line_is_decoded_in_the_memory_of_its_last_record():
+    nodes = graph(node(0), *(node(n, n - 1, depth=n) for n in range(1, 65)))
+    assert set(lines(nodes, [name(64)]).values()) == {name(64)}
+    assert set(lines(nodes, [name(64), name(20)]).values()) == {name(64), name(20)}
+    moments = [name(n) for n in range(3, 12) if n % 3]  # a moment has its successor and its weight on it
+    assert all(lines(adam(5), [name(12)])[id] == id for id in moments)
 
 
 def adam(commits: int) -> dict[ObjectId, Node]:
@@ -156,6 +193,37 @@ def test_lines_of_our_codecs_come_back_at_every_depth(either_store, tag):
             out = bytearray(len(plain))
             db.read(id_of(db, plain), memoryview(out))
             assert out == plain
+
+
+@pytest.mark.parametrize("tags", [(XOR, DIFFERENCE), (XOR, TAG), (TAG, DIFFERENCE)])
+def test_lines_of_mixed_codecs_come_back(either_store, tags):
+    """Some turn the base into what builds on it where it lies, others need it elsewhere."""
+    source = np.random.default_rng(3)
+    plains = [source.normal(size=10 * KIB).astype("<f4")]
+    for _ in range(7):
+        plains.append(plains[-1] + (source.random(10 * KIB) < 0.1).astype("<f4"))
+    contents = [plain.tobytes() for plain in plains]
+    with counting(), closing(either_store.create()) as db:
+        put(db, contents[0])
+        for number, (base, plain) in enumerate(pairwise(contents), 1):
+            tag = tags[number % 2]
+            made = summed(db.sealer, plain, [base], number) if tag == TAG else None
+            put_records(db, made or differing(db.sealer, plain, base, number, tag))
+        for plain in reversed(contents):
+            out = bytearray(len(plain) + 1)
+            db.read(id_of(db, plain), memoryview(out)[1:])
+            assert out[1:] == plain
+        every = {id_of(db, plain): None for plain in contents[3:]}
+        assert [bytes(found) for found in db.read_together(every).values()] == contents[3:]
+
+
+def test_memory_of_another_length_is_refused_for_the_object_itself(either_store):
+    with closing(either_store.create()) as db:
+        plains = line(db, DIFFERENCE, 3, 40 * KIB)
+        for length in (0, 40 * KIB - 1, 40 * KIB + 4):
+            with pytest.raises(IdMismatch, match=f"{40 * KIB} bytes where {length}") as error:
+                db.read(id_of(db, plains[3]), memoryview(bytearray(length)))
+            assert (error.value.id, error.value.base) == (str(id_of(db, plains[3])), None)
 
 
 def test_the_deepest_line_needs_neither_stack_nor_memory(store):

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from chainstore.errors import InvalidInput
 from chainstore.ids import Kind
-from chainstore.ops.commit import SHARED_LIMIT, SMALL_BYTES, FileContent, file_leaves
+from chainstore.ops.commit import FileContent, file_leaves
+from chainstore.ops.form import SHARED_LIMIT, SMALL_BYTES
 from chainstore.state.leaf import Leaf
 from tests.ops.stores import batch_of, leaf, load, store
 
