@@ -73,16 +73,16 @@ class Model(Names):
         self.marks |= dict.fromkeys(dropped, False)
         return dropped
 
-    def unforget(self, ids: Collection[ObjectId] = ()) -> set[ObjectId]:
+    def unforget(self, ids: Collection[ObjectId] | None = None) -> set[ObjectId]:
         """Bring snapshots back, by default all, and return them.
 
         Raises:
             SnapshotForgotten: gc has taken one of `ids`, or all there are.
         """
-        self._must_know(*ids)
-        wanted = {id for id in self.marks if not ids or id in ids}
+        self._must_know(*(ids or ()))
+        wanted = {id for id in self.marks if ids is None or id in ids}
         gone = {id for id in wanted if self.marks[id]}
-        if gone and (ids or gone == wanted):
+        if gone and (ids is not None or gone == wanted):
             raise SnapshotForgotten("gc has taken it")
         for id in wanted - gone:
             del self.marks[id]

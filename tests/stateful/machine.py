@@ -202,8 +202,8 @@ class QuietMachine(RuleBasedStateMachine):
         plan = self.both(lambda: self.repo.forget(commits=ids), lambda _: dropped.update(self.model.forget(ids)))
         assert set(plan.dropped if plan is not None else ()) == dropped
 
-    @rule(ids=st.lists(commits, max_size=2, unique=True))
-    def unforget(self, ids: list[ObjectId]) -> None:
+    @rule(ids=st.none() | st.lists(commits, max_size=2, unique=True))
+    def unforget(self, ids: list[ObjectId] | None) -> None:
         back: set[ObjectId] = set()
         found = self.both(lambda: self.repo.unforget(ids), lambda _: back.update(self.model.unforget(ids)))
         assert set(found or ()) == back
