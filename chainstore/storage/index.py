@@ -15,6 +15,7 @@ environment is opened once per process and shared, because its locks are POSIX l
 """
 
 import errno
+import mmap
 import os
 import resource
 import struct
@@ -664,7 +665,8 @@ def _back_locks(path: Path) -> None:
         try:
             os.posix_fallocate(fd, 0, 64 * (MAX_READERS + 2))  # a cache line for each, and two of its own
         except OSError as error:
-            if error.errno not in _FULL or not os.fstat(fd).st_blocks:
+            # (a file system with blocks of 1 KiB may have room for a part of a page, which is a hole all the same)
+            if error.errno not in _FULL or os.fstat(fd).st_blocks * 512 < mmap.PAGESIZE:
                 raise
         finally:
             os.close(fd)
