@@ -1,5 +1,4 @@
 """Read an encrypted repository from its log and packs: `python reader.py REPOSITORY KEY_FILE OUT.npz [REF]`.
-
 Made from docs/format.md alone; needs neither package nor index.  Arrays go to OUT.npz, the rest is printed as JSON."""
 
 import json
@@ -13,16 +12,8 @@ from blake3 import blake3
 from cryptography.hazmat.primitives import hashes, keywrap
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+from google_crc32c import value as crc32c
 from zstandard import ZstdDecompressor
-
-
-def crc32c(data):  # section 2
-    register = 0xFFFFFFFF
-    for byte in data:
-        register ^= byte
-        for _ in range(8):
-            register = register >> 1 ^ (0x82F63B78 & -(register & 1))
-    return (register ^ 0xFFFFFFFF).to_bytes(4, "little")
 
 
 def fingerprint(context, *parts):  # section 2
@@ -74,10 +65,10 @@ def read_log(root, held):  # section 14: refs, and packs with their committed le
     for segment in sorted((root / "log").glob("[0-9]*"), key=lambda path: int(path.name)):
         data, at = segment.read_bytes(), 0
         while at + 64 <= len(data):
-            magic, length, generation, seq, previous = struct.unpack_from("<8sIIQ32s", data, at)
+            magic, length, generation, seq, previous, check = struct.unpack_from("<8sIIQ32sI", data, at)
             body, after = data[at + 60 : at + 60 + length], at + 60 + length
-            whole = magic == b"\x89CSLOG\r\n" and crc32c(data[at : at + 56]) == data[at + 56 : at + 60]
-            if not whole or crc32c(body) != data[after : after + 4]:
+            whole = magic == b"\x89CSLOG\r\n" and crc32c(data[at : at + 56]) == check
+            if not whole or crc32c(body) != int.from_bytes(data[after : after + 4], "little"):
                 break  # a torn tail; were it damage, what follows would not fit
             assert last in (None, (seq - 1, previous)), "a line of the log does not follow the one before"
             last, at = (seq, fingerprint(b"log line", data[at : at + 56], body)), after + 4
@@ -100,7 +91,7 @@ class Objects:  # sections 6 to 8
                 fields = struct.unpack_from("<8sBBHI4sQQ32sBB16s", data, at)
                 header = data[at : at + 90 + 32 * fields[10]]
                 assert fields[:2] + fields[11:] == (b"\x89CSREC\r\n", 1, repo), "there is no record of this repository"
-                assert crc32c(header[:-4]) == header[-4:], "the header of a record is damaged"
+                assert crc32c(header[:-4]) == int.from_bytes(header[-4:], "little"), "the header of a record is damaged"
                 self.places[fields[8]] = fields, header, data[at + len(header) :][: fields[6]]
                 at += -(-(len(header) + fields[6] + 4) // 64) * 64
 
@@ -116,8 +107,7 @@ class Objects:  # sections 6 to 8
             width = plain[0] & 31  # of the words, should there be planes
             plain = Cursor(plain).zstd(len(plain), length) if tag == 2 else Planes(plain).read(length)
             if tag > 2:
-                (base,) = bases
-                plain = difference(plain, base, width) if tag == 4 else xor(plain, base)
+                plain = difference(plain, *bases, width) if tag == 4 else bytes(map(int.__xor__, plain, *bases))
         check = blake3(bytes([kind]) + length.to_bytes(8, "little") + plain, key=self.held[1, 0]).digest()
         assert len(plain) == length and check == id, "an object does not hash to its id"
         return plain
@@ -178,23 +168,18 @@ class Planes(Cursor):  # section 9, tag 1
         return np.cumsum(gaps, dtype=np.int64)[gaps < 255] + np.arange(chosen)
 
 
-def xor(residual, base):  # section 9, tag 3
-    return bytes(a ^ b for a, b in zip(residual, base, strict=True))
-
-
 def difference(residual, base, width):  # section 9, tag 4
-    whole = len(base) // width * width
-    folded, before = (np.frombuffer(part[:whole], f"<u{width}") for part in (residual, base))
-    return (before + (folded >> 1 ^ -(folded & 1))).tobytes() + residual[whole:]
+    folded, before = (np.frombuffer(part, f"<u{width}", len(base) // width) for part in (residual, base))
+    return (before + (folded >> 1 ^ -(folded & 1))).tobytes() + residual[folded.nbytes :]
 
 
 def main(repository, key_file, out, ref="HEAD"):
     root, key, arrays, values = Path(repository), Path(key_file).read_bytes(), {}, {}
     repo, held = open_keys(root, key if len(key) == 32 else bytes.fromhex(key.decode()))
     refs, packs = read_log(root, held)
+    objects = Objects(root, repo, held, packs)
     while isinstance(ref, str):
         ref = refs[ref]
-    objects = Objects(root, repo, held, packs)
     _, tree, _, step, _, _, _, message, *_ = cbor2.loads(objects.read(ref, 1))
     for path, node, spec, data in objects.entries(cbor2.loads(objects.read(tree, 2))[1]):
         name = "/".join(map(str, path))
