@@ -12,8 +12,14 @@ from blake3 import blake3
 from cryptography.hazmat.primitives import hashes, keywrap
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
-from google_crc32c import value as crc32c
 from zstandard import ZstdDecompressor
+
+
+def crc32c(data):  # section 2
+    register = 0xFFFFFFFF
+    for bit in np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little").tolist():
+        register = register >> 1 ^ (0x82F63B78 & -((register ^ bit) & 1))
+    return register ^ 0xFFFFFFFF
 
 
 def fingerprint(context, *parts):  # section 2
@@ -54,12 +60,6 @@ def open_keys(root, secret):  # section 5
     return repo, held
 
 
-def open_line(held, generation, key, sealed):  # section 6
-    both = HKDFExpand(hashes.SHA256(), 64, b"chainstore/v1/log" + sealed[44:56]).derive(held[4, generation])
-    assert both[32:] == sealed[12:44], "a line is sealed with another key"
-    return AESGCM(both[:32]).decrypt(sealed[44:56], sealed[56:], sealed[:12] + b"\x03\0\0\0log" + key)
-
-
 def read_log(root, held):  # section 14: refs, and packs with their committed lengths
     refs, packs, last = {}, {}, None
     for segment in sorted((root / "log").glob("[0-9]*"), key=lambda path: int(path.name)):
@@ -72,7 +72,10 @@ def read_log(root, held):  # section 14: refs, and packs with their committed le
                 break  # a torn tail; were it damage, what follows would not fit
             assert last in (None, (seq - 1, previous)), "a line of the log does not follow the one before"
             last, at = (seq, fingerprint(b"log line", data[at : at + 56], body)), after + 4
-            for code, *fields in cbor2.loads(open_line(held, generation, seq.to_bytes(8, "big") + previous, body))[1]:
+            both = HKDFExpand(hashes.SHA256(), 64, b"chainstore/v1/log" + body[44:56]).derive(held[4, generation])
+            assert both[32:] == body[12:44], "a line is sealed with another key"
+            bound = body[:12] + b"\x03\0\0\0log" + seq.to_bytes(8, "big") + previous  # section 6
+            for code, *fields in cbor2.loads(AESGCM(both[:32]).decrypt(body[44:56], body[56:], bound))[1]:
                 assert code <= 12 and code != 8, "a change is not known here"
                 if code == 11:
                     assert fields[0] == fingerprint(b"format", (root / "format").read_bytes()), "format"
@@ -104,10 +107,12 @@ class Objects:  # sections 6 to 8
         plain = AESGCM(key).decrypt(payload[:12], payload[12:], header)
         for tag in reversed(tags.rstrip(b"\0")):
             assert tag in (1, 2, 3, 4), "a codec is too new"
-            width = plain[0] & 31  # of the words, should there be planes
+            width = plain[0] & 31 if tag == 4 else 1  # of the words that differ: section 9, tags 3 and 4
             plain = Cursor(plain).zstd(len(plain), length) if tag == 2 else Planes(plain).read(length)
             if tag > 2:
-                plain = difference(plain, *bases, width) if tag == 4 else bytes(map(int.__xor__, plain, *bases))
+                folded, before = (np.frombuffer(part, f"<u{width}", length // width) for part in (plain, *bases))
+                after = before + (folded >> 1 ^ -(folded & 1)) if tag == 4 else before ^ folded
+                plain = after.tobytes() + plain[folded.nbytes :]
         check = blake3(bytes([kind]) + length.to_bytes(8, "little") + plain, key=self.held[1, 0]).digest()
         assert len(plain) == length and check == id, "an object does not hash to its id"
         return plain
@@ -166,11 +171,6 @@ class Planes(Cursor):  # section 9, tag 1
             return np.unpackbits(self.stream(-(-count // 8))[0], bitorder="little")[:count].nonzero()[0]
         gaps = self.stream(self.number(4))[0]
         return np.cumsum(gaps, dtype=np.int64)[gaps < 255] + np.arange(chosen)
-
-
-def difference(residual, base, width):  # section 9, tag 4
-    folded, before = (np.frombuffer(part, f"<u{width}", len(base) // width) for part in (residual, base))
-    return (before + (folded >> 1 ^ -(folded & 1))).tobytes() + residual[folded.nbytes :]
 
 
 def main(repository, key_file, out, ref="HEAD"):
