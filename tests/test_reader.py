@@ -151,3 +151,30 @@ def test_nothing_of_ours_can_be_imported_where_the_reader_runs(tmp_path: Path):
     probe.write_text("import chainstore\n")
     done = subprocess.run([sys.executable, "-I", "-c", ALONE, str(probe)], capture_output=True, text=True, check=False)
     assert done.returncode and "ModuleNotFoundError" in done.stderr
+
+
+def test_the_reader_undoes_differences_of_every_kind(tmp_path: Path):
+    """Flags differ in their bits; numbers of 1, 2, 4 and 8 bytes are subtracted, and all are read through versions."""
+    source = np.random.default_rng(4)
+    state = {
+        "flags": source.random(40_000) < 0.5,
+        "bytes": source.integers(0, 256, 40_000, np.uint8),
+        "short": source.integers(0, 1 << 16, 40_001).astype(np.uint16),
+        "float": source.normal(0, 1, 40_000).astype(np.float32),
+        "double": source.normal(0, 1, 20_001),
+    }
+    key = tmp_path / "key"
+    key.write_text("2e" * 32)
+    with cs.init(tmp_path / "repository", key=cs.KeyFile(key), codec="small") as repo:
+        for version in range(4):
+            for array in state.values():
+                array[version::50] = array[version::50] ^ True if array.dtype == bool else array[version::50] + 3
+            done = repo.commit(state)
+            assert version == 0 or done.stats.delta_bytes > sum(array.nbytes for array in state.values()) / 2
+    packs = b"".join(pack.read_bytes() for pack in (tmp_path / "repository" / "packs").glob("??/*"))
+    records = packs.split(b"\x89CSREC\r\n")[1:]
+    assert {record[8] for record in records} >= {3, 4}  # the first codec of each, section 7
+    read_it = read(tmp_path / "repository", key, tmp_path / "out.npz")
+    assert read_it.returncode == 0, read_it.stderr
+    with np.load(tmp_path / "out.npz") as found:
+        assert all(found[name].tobytes() == array.tobytes() for name, array in state.items())
