@@ -9,7 +9,7 @@ copy records verbatim.  Nothing else in the package parses these bytes (docs/for
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import google_crc32c
@@ -185,10 +185,18 @@ def split_record(data: memoryview, what: str, offset: int = 0) -> tuple[Header, 
     return header, payload
 
 
-def contents_record(records: list[tuple[int, Header]], repo_id: bytes) -> list[Buffer]:
-    """Return the record that closes a full pack: (offset, header) of each record in it, in the clear."""
-    payload = b"".join(_POSITION.pack(offset) + header.to_bytes() for offset, header in records)
-    identity = ObjectId(fingerprint("pack contents", payload))
+def contents_record(records: Iterable[tuple[int, Header]], repo_id: bytes) -> list[Buffer]:
+    """Return the record that closes a full pack: (offset, header) of each record in it, in the clear.
+
+    Args:
+        records: in order of offset; one after the other, for there may be millions.
+        repo_id: 16 bytes.
+    """
+    payload = bytearray()
+    for offset, header in records:
+        payload += _POSITION.pack(offset)
+        payload += header.to_bytes()
+    identity = ObjectId(fingerprint("pack contents", memoryview(payload)))
     header = Header(KIND_CONTENTS, 0, 0, bytes(4), len(payload), len(payload), identity, 0, (), repo_id)
     return frame_record(header, payload)
 

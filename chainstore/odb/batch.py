@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from chainstore.codecs.base import DIFFERENCE, XOR, Encoded
 from chainstore.codecs.chain import Decoder, Encoder
@@ -243,8 +244,8 @@ class LocalBatch:
             full = pack is not self._packs[-1] or pack.crowded
             if full and pack.end > pack.start and pack.name not in self._contents:
                 earlier = salvage(pack.file, 0, pack.start, f"pack {pack.name.hex()}")
-                records = [*earlier, *((placed.offset, placed.header) for placed in self._placed[pack.name])]
-                self._contents[pack.name] = pack.finish(sorted(records), self._sealer.repo_id)
+                new = sorted((placed.offset, placed.header) for placed in self._placed[pack.name])
+                self._contents[pack.name] = pack.finish(chain(earlier, new), self._sealer.repo_id)
 
     def close(self) -> None:
         """Give the packs back to whoever lent them, published or not; again is fine."""

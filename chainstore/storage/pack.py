@@ -9,7 +9,7 @@ the headers of all others.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from chainstore.errors import Damaged, Malformed, StorageError
@@ -77,8 +77,8 @@ class PackWriter:
         self.file.pwrite(offset, *parts)
         self._unsynced += sum(len(part) for part in parts)
 
-    def finish(self, records: list[tuple[int, Header]], repo_id: bytes) -> int:
-        """Append the record that lists `records` and return its offset; nothing may be written afterwards."""
+    def finish(self, records: Iterable[tuple[int, Header]], repo_id: bytes) -> int:
+        """Append the record that lists `records`, in order of offset, and return where; nothing may follow it."""
         parts = contents_record(records, repo_id)
         with self._lock:
             offset = self._end

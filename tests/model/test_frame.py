@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import struct
+import tracemalloc
 from dataclasses import replace
 
 import google_crc32c
@@ -150,6 +151,20 @@ def test_the_contents_of_a_pack_come_back(found):
     header, payload = split_record(memoryview(b"".join(parts)), "pack")
     assert header.kind == KIND_CONTENTS
     assert list(parse_contents(payload, "pack")) == records
+
+
+def test_the_contents_of_a_pack_are_put_together_one_header_after_the_other():
+    def records():
+        for number in range(20_000):
+            yield 64 * number, Header(1, 0, 0, bytes(4), 0, 64, ObjectId(number.to_bytes(32)), 0, (), REPO)
+
+    tracemalloc.start()
+    try:
+        parts = contents_record(records(), REPO)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2.5 * sum(len(part) for part in parts)  # about 5 where they are kept as headers until the end
 
 
 @QUICK
