@@ -17,15 +17,17 @@ from typing import Any
 import torch
 
 import chainstore as cs
+from benchmarks.compare.backup import BackupPeer, Borg, Restic
 from benchmarks.compare.rules import RULES, Arrays, arrays, difference_bits
 from benchmarks.jobs import WrongResult
-from benchmarks.measure import disk_bytes, reset_peak, rss_mb
+from benchmarks.measure import cpu_seconds, disk_bytes, reset_peak, rss_mb
 from benchmarks.recorded import Player, Trace
 from benchmarks.workloads import State, differences, flat
 from chainstore.ids import Kind
 from chainstore.model.paths import format_path
 
 BOUND = "entropy of the difference"
+BACKUPS: Mapping[str, type[BackupPeer]] = {peer.name: peer for peer in (Borg, Restic)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Done:
     """What one order took.
 
     Attributes:
-        cpu_seconds: of all threads.
+        cpu_seconds: of all threads, and of the processes that it started.
         stored_bytes, new_bytes, delta_bytes: of a save, as far as they are known.
         depth: of a restore: the most differences in a row that it had to undo.
     """
@@ -112,9 +114,9 @@ def _serve(pipe: Connection, make: Callable[..., Any], arguments: Sequence[objec
 
 def timed(act: Callable[[], Any]) -> tuple[Any, float, float]:
     """Return what `act` returned, its seconds, and its CPU seconds."""
-    cpu, started = time.process_time(), time.perf_counter()
+    cpu, started = cpu_seconds(), time.perf_counter()
     result = act()
-    return result, time.perf_counter() - started, time.process_time() - cpu
+    return result, time.perf_counter() - started, cpu_seconds() - cpu
 
 
 class Saver:
@@ -202,6 +204,27 @@ class TorchSaver(Saver):
         stored = self.file.stat().st_size
         self.file.unlink()
         return Done(seconds, cpu, stored, stored)
+
+
+class BackupSaver(Saver):
+    """torch.save to a file, and a backup of that with a program; its repository keeps every state."""
+
+    def __init__(self, trace: Trace, place: Path, name: str) -> None:
+        super().__init__(trace)
+        self.peer = BACKUPS[name](place)
+
+    def save(self, number: int, state: State) -> Done:
+        before = self.peer.stored()
+        _, seconds, cpu = timed(lambda: self.peer.save(state, number, 0.0))
+        grown = self.peer.stored() - before
+        return Done(seconds, cpu, grown, grown)
+
+    def end(self, peak: int) -> End:
+        self.peer.ready()
+        wrong = differences(self.player.state(len(self.trace.moments) - 1), self.peer.load())
+        if wrong:
+            raise WrongResult(f"{self.peer.name} gave back other values than it got: {', '.join(sorted(wrong)[:5])}")
+        return End(max(peak, self.peer.child_peak_bytes), disk_bytes=disk_bytes(self.peer.repo))
 
 
 def torch_save(state: State, place: Path, sync: bool) -> None:

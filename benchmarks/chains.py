@@ -33,7 +33,9 @@ import torch
 
 from benchmarks.chain_report import OURS, ChainResults, Restoring, Storing, Subject, summary, table
 from benchmarks.chain_workers import (
+    BACKUPS,
     BOUND,
+    BackupSaver,
     Child,
     Committer,
     Done,
@@ -72,6 +74,7 @@ class Place:
     traces: Path
     codecs: tuple[str, ...]
     rules: tuple[str, ...]
+    backups: tuple[str, ...]
 
     def record(self, chain: Chain) -> Trace:
         folder = self.traces / f"{chain.name}-{self.size}"
@@ -97,6 +100,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--only", nargs="+", choices=[*ids, *names], default=names, metavar="CHAIN")
     made.add_argument("--codecs", nargs="+", choices=CODECS, default=list(CODECS))
     made.add_argument("--rules", nargs="*", choices=RULES, default=list(RULES), metavar="RULE", help=", ".join(RULES))
+    made.add_argument("--backups", nargs="*", choices=BACKUPS, default=list(BACKUPS), metavar="PROGRAM")
     made.add_argument("--bound", action="store_true", help="the entropy too where a target is reached")
     made.add_argument("--folder", type=Path, help="on the disk to measure (default: the temporary one)")
     made.add_argument("--traces", type=Path, help="recorded states stay there (default: they are deleted)")
@@ -152,6 +156,7 @@ def measure(chain: Chain, place: Place) -> tuple[Subject, list[Storing], list[Re
 def _store(chain: Chain, trace: Trace, place: Place, folder: Path) -> tuple[list[Storing], dict[str, dict[int, str]]]:
     makes: dict[str, tuple[Any, ...]] = {codec: (Committer, trace, folder / codec, codec) for codec in place.codecs}
     makes[SAVE], makes[SYNC] = ((TorchSaver, trace, folder / f"{sync}.pt", sync) for sync in (False, True))
+    makes |= {name: (BackupSaver, trace, folder / name, name) for name in place.backups}
     _say(f"{chain.name}: commit ...")
     done: dict[str, list[Done]] = {name: [] for name in makes}
     with children(makes) as workers:
@@ -189,7 +194,7 @@ def _storing(chain: Chain, trace: Trace, name: str, done: Mapping[str, list[Done
         trace.raw_bytes,
         trace.moments[0].raw_bytes,
         tuple(growth),
-        end.disk_bytes if ours else None,
+        end.disk_bytes or None,
         sum(each.delta_bytes for each in mine) / max(1, new) if ours else None,
         sum(each.seconds for each in mine),
         sum(each.cpu_seconds for each in mine),
@@ -305,17 +310,20 @@ def jobs(names: Sequence[str]) -> Iterator[tuple[Job, Chain]]:
 
 def run(options: argparse.Namespace) -> ChainResults:
     """Measure all that is asked for, printing each chain when it is done."""
-    missing = tuple(rule for rule in options.rules if RULES[rule].version() is None)
-    rules = tuple(rule for rule in options.rules if rule not in missing)
-    for rule in missing:
-        print(f"{rule} is not installed: left out")
-    versions = {rule: RULES[rule].version() or "" for rule in rules}
+    versions = {rule: RULES[rule].version() for rule in options.rules}
+    versions |= {name: BACKUPS[name].version() for name in options.backups}
+    missing = tuple(name for name, version in versions.items() if version is None)
+    for name in missing:
+        print(f"{name} is not installed: left out")
+    there = {name: version for name, version in versions.items() if version is not None}
+    rules, backups = ([name for name in asked if name in there] for asked in (options.rules, options.backups))
     subjects: list[Subject] = []
     storing: list[Storing] = []
     restoring: list[Restoring] = []
     with scratch(options.folder) as folder:
-        place = Place(options.size, folder, options.traces or folder / "traces", tuple(options.codecs), rules)
-        results = ChainResults(options.size, today(), machine(folder), versions, missing, (), (), ())
+        peers = tuple(options.codecs), tuple(rules), tuple(backups)
+        place = Place(options.size, folder, options.traces or folder / "traces", *peers)
+        results = ChainResults(options.size, today(), machine(folder), there, missing, (), (), ())
         for job, chain in jobs(chosen(options.only)):
             subject, stored, restored = job(chain, place)
             if stored:

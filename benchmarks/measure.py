@@ -48,12 +48,12 @@ def measure(job: Callable[[], object]) -> tuple[object, Cost]:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     reset_peak()
-    resident, cpu = rss_mb(), _cpu_seconds()
+    resident, cpu = rss_mb(), cpu_seconds()
     started = time.perf_counter()
     result = job()
     seconds = time.perf_counter() - started
     peak = max(0.0, rss_mb("VmHWM") - resident)
-    return result, Cost(seconds, _cpu_seconds() - cpu, int(peak * (1 << 20)))
+    return result, Cost(seconds, cpu_seconds() - cpu, int(peak * (1 << 20)))
 
 
 def disk_bytes(folder: Path) -> int:
@@ -61,6 +61,7 @@ def disk_bytes(folder: Path) -> int:
     return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
+    """Return the processor seconds of all threads so far, and of the processes it started that have ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime

@@ -45,9 +45,8 @@ class Cursor:
 
 
 def open_keys(root, secret):  # section 5
-    data, held = (root / "keyring").read_bytes(), {}
-    at = Cursor(data[:-32])
-    assert fingerprint(b"keyring", at.data) == data[-32:] and at.take(9) == b"CSKEYS\r\n\x01", "keyring"
+    at, held = Cursor((root / "keyring").read_bytes()), {}
+    assert fingerprint(b"keyring", at.data[:-32]) == at.data[-32:] and at.take(9) == b"CSKEYS\r\n\x01", "keyring"
     _, repo = at.take(8), at.take(16)
     for _ in range(at.number(2)):
         slot, kind, _, _ = at.take(8), at.take(at.number(1)), at.take(at.number(2)), at.take(at.number(2))
@@ -86,14 +85,15 @@ def read_log(root, held):  # section 14: refs, and packs with their committed le
 
 
 class Objects:  # sections 6 to 8
-    def __init__(self, root, repo, held, packs):
-        self.repo, self.held, self.places = repo, held, {}
+    def __init__(self, root, secret):
+        self.repo, self.held = open_keys(root, secret)
+        (self.refs, packs), self.places = read_log(root, self.held), {}
         for pack, length in packs.items():
             data, at = (root / "packs" / pack.hex()[:2] / pack.hex()).read_bytes(), 0
             while (at := data.find(b"\x89CSREC\r\n", at, length)) >= 0:  # where records are dead, zeros may stand
                 fields = struct.unpack_from("<8sBBHI4sQQ32sBB16s", data, at)
                 header = data[at : at + 90 + 32 * fields[10]]
-                assert fields[:2] + fields[11:] == (b"\x89CSREC\r\n", 1, repo), "there is no record of this repository"
+                assert fields[:2] + fields[11:] == (b"\x89CSREC\r\n", 1, self.repo), "no record of this repository"
                 assert crc32c(header[:-4]) == int.from_bytes(header[-4:], "little"), "the header of a record is damaged"
                 self.places[fields[8]] = fields, header, data[at + len(header) :][: fields[6]]
                 at += -(-(len(header) + fields[6] + 4) // 64) * 64
@@ -119,24 +119,22 @@ class Objects:  # sections 6 to 8
 
     def extents(self, node):  # section 11: chunk, offset, length
         ids = [node[0][at : at + 32] for at in range(0, len(node[0]), 32)] if node else []
-        if len(node) == 4:
-            for page in ids:
-                yield from self.extents(cbor2.loads(self.read(page, 2))[1])
-        elif len(node) == 3:
+        for page in ids if len(node) == 4 else ():
+            yield from self.extents(cbor2.loads(self.read(page, 2))[1])
+        if len(node) == 3:
             lengths = [node[1]] * (len(ids) - 1)
             yield from ((id, 0, length) for id, length in zip(ids, [*lengths, node[2] - sum(lengths)], strict=True))
-        elif node:
+        elif len(node) == 2:
             yield from zip(ids, node[1][::2], node[1][1::2], strict=True)
 
     def entries(self, page):  # section 11: path, node, spec, bytes
         (code, rows), path = cbor2.loads(self.read(page, 2)), []
-        for row in rows:
-            if code == 2:
-                yield from self.entries(row[0])
-            else:
-                path = [*path[: row[0]], *row[1]]
-                parts = (self.read(id, 3)[offset : offset + length] for id, offset, length in self.extents(row[4]))
-                yield path, row[2], row[3], b"".join(parts)
+        for row in rows if code == 2 else ():
+            yield from self.entries(row[0])
+        for row in rows if code == 1 else ():
+            path = [*path[: row[0]], *row[1]]
+            parts = (self.read(id, 3)[offset : offset + length] for id, offset, length in self.extents(row[4]))
+            yield path, row[2], row[3], b"".join(parts)
 
 
 class Planes(Cursor):  # section 9, tag 1
@@ -155,13 +153,17 @@ class Planes(Cursor):  # section 9, tag 1
 
     def stream(self, count):
         log_width, method = divmod(self.number(1), 16)
-        if method == 0:
-            return list(np.frombuffer(self.take(count << log_width), np.uint8).reshape(count, 1 << log_width).T)
-        if method == 1:
-            return [np.full(count, byte, np.uint8) for byte in self.take(1 << log_width)]
+        if method < 2:
+            data = np.frombuffer(self.take((1 if method else count) << log_width), np.uint8)
+            return list(np.broadcast_to(data.reshape(-1, 1 << log_width), (count, 1 << log_width)).T)
         if method == 2:
             return [np.frombuffer(self.zstd(self.number(4), count), np.uint8)]
-        plane, where = np.full(count, self.number(1), np.uint8), self.positions(count)
+        if method == 3:
+            plane, where = np.full(count, self.number(1), np.uint8), self.positions(count)
+        else:
+            values, pairs = np.frombuffer(self.take(16), np.uint8), self.stream(-(-count // 2))[0]
+            digits = np.stack([pairs & 15, pairs >> 4], 1).reshape(-1)[:count]
+            plane, where = values[digits], (digits == 15).nonzero()[0]
         plane[where] = self.stream(len(where))[0]
         return [plane]
 
@@ -175,11 +177,9 @@ class Planes(Cursor):  # section 9, tag 1
 
 def main(repository, key_file, out, ref="HEAD"):
     root, key, arrays, values = Path(repository), Path(key_file).read_bytes(), {}, {}
-    repo, held = open_keys(root, key if len(key) == 32 else bytes.fromhex(key.decode()))
-    refs, packs = read_log(root, held)
-    objects = Objects(root, repo, held, packs)
+    objects = Objects(root, key if len(key) == 32 else bytes.fromhex(key.decode()))
     while isinstance(ref, str):
-        ref = refs[ref]
+        ref = objects.refs[ref]
     _, tree, _, step, _, _, _, message, *_ = cbor2.loads(objects.read(ref, 1))
     for path, node, spec, data in objects.entries(cbor2.loads(objects.read(tree, 2))[1]):
         name = "/".join(map(str, path))

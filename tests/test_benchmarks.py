@@ -4,6 +4,7 @@ import copy
 import importlib.util
 import os
 import re
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import chains, gc, goodput, manager, markdown, run, scale
+from benchmarks import chain_workers, chains, gc, goodput, manager, markdown, run, scale
 from benchmarks.chain_report import ChainResults, Subject, verdict
-from benchmarks.chain_workers import Committer, Reader, Restorer, TorchLoader
+from benchmarks.chain_workers import BackupSaver, Committer, Reader, Restorer, TorchLoader
+from benchmarks.compare.backup import BackupPeer
 from benchmarks.compare.chain import Chain
 from benchmarks.compare.files import TorchSave
 from benchmarks.compare.rules import Array, BitX, Dedupe, arrays, difference_bits
@@ -299,7 +301,7 @@ SEVERAL_KINDS = ("dense-gpt-k1", "lora", "fork-tree")  # the others differ in th
     "name", [pytest.param(name, marks=[] if name in SEVERAL_KINDS else [pytest.mark.long]) for name in CHAINS]
 )
 def test_every_chain_comes_back_and_every_peer_has_a_row(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    found = chain_run(tmp_path, "--only", name, "--codecs", "small", "--rules", "BitX rule")
+    found = chain_run(tmp_path, "--only", name, "--codecs", "small", "--rules", "BitX rule", "--backups")
     (subject,) = found.subjects
     assert [row.peer for row in found.storing] == ["chainstore small", chains.SAVE, chains.SYNC, "BitX rule"]
     assert all(len(row.stored_bytes) == subject.states and row.cpu_seconds > 0 for row in found.storing)
@@ -367,6 +369,49 @@ def test_a_part_of_a_state_is_restored_cold_and_compared(tmp_path: Path):
         reader.close()
 
 
+class Copies(BackupPeer):
+    """Keeps a copy of every file, each by name."""
+
+    name, program = "copies", "cp"
+
+    def settings(self) -> dict[str, str]:
+        return {}
+
+    def make(self) -> None:
+        self.repo.mkdir()
+
+    def store(self) -> None:
+        self.call("--", "state.pt", str(self.repo / f"{self.saves:06d}"))
+
+    def fetch(self) -> Path:
+        return self.repo / f"{self.saves:06d}"
+
+
+class Behind(Copies):
+    """Gives back the file before the newest."""
+
+    name = "behind"
+
+    def fetch(self) -> Path:
+        return self.repo / f"{self.saves - 1:06d}"
+
+
+def test_a_backup_keeps_every_state_and_one_that_gives_back_another_ends_the_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    trace = two_states(tmp_path)
+    monkeypatch.setattr(chain_workers, "BACKUPS", {"copies": Copies, "behind": Behind})
+    with closing(BackupSaver(trace, tmp_path / "copies", "copies")) as saver:
+        done = [saver.do(number) for number in (0, 1)]
+        assert all(one.stored_bytes > 150_000 and one.seconds > 0 for one in done)
+        assert saver.do(None).disk_bytes == sum(one.stored_bytes for one in done)
+    with closing(BackupSaver(trace, tmp_path / "behind", "behind")) as saver:
+        saver.do(0)
+        saver.do(1)
+        with pytest.raises(WrongResult, match="behind gave back other values than it got: "):
+            saver.do(None)
+
+
 def test_the_rules_of_peers_keep_what_is_new_and_give_it_back():
     before = arrays({"w": torch.linspace(1, 2, 1 << 19), "small": torch.ones(10), "other": torch.zeros(3)})
     moved = before["w"].data.view(np.float32) * np.float32(1.0001)
@@ -404,7 +449,7 @@ def test_a_missed_target_is_told_next_to_the_entropy():
 def test_a_run_over_chains_is_kept_drawn_and_never_kept_where_it_was_quick(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    results = chain_run(tmp_path, "--only", "frozen-cnn", "--codecs", "small", "--rules")
+    results = chain_run(tmp_path, "--only", "frozen-cnn", "--codecs", "small", "--rules", "--backups")
     file = tmp_path / "kept.json"
     file.write_text(results.to_json())
     assert chains.main(["--from", str(file), "--write"]) == chains.MISUSED

@@ -178,3 +178,24 @@ def test_the_reader_undoes_differences_of_every_kind(tmp_path: Path):
     assert read_it.returncode == 0, read_it.stderr
     with np.load(tmp_path / "out.npz") as found:
         assert all(found[name].tobytes() == array.tobytes() for name, array in state.items())
+
+
+def test_the_reader_reads_pairs_of_digits(tmp_path: Path):
+    source = np.random.default_rng(5)
+    weights = source.integers(0, 1 << 16, 400_000).astype(np.uint16)
+    key, out = tmp_path / "key", tmp_path / "out.npz"
+    key.write_text("2e" * 32)
+    with cs.init(tmp_path / "repository", key=cs.KeyFile(key), codec="small") as repo:
+        repo.commit({"w": weights})
+        moved = source.random(weights.size) < 0.1
+        weights += np.where(moved, source.choice(np.array([1, 65535, 1, 65535, 3], np.uint16), weights.size), 0)
+        repo.commit({"w": weights})
+    read_it = read(tmp_path / "repository", key, out)
+    assert read_it.returncode == 0, read_it.stderr
+    with np.load(out) as found:
+        assert found["w"].tobytes() == weights.tobytes()
+    blind = tmp_path / "blind.py"  # the same, without them
+    blind.write_text(READER.read_text().replace("if method == 3:", "assert method == 3\n        if True:"))
+    command = [sys.executable, "-I", "-c", ALONE, str(blind), str(tmp_path / "repository"), str(key), str(out)]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode and "assert method == 3" in refused.stderr
