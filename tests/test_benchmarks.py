@@ -21,7 +21,7 @@ from benchmarks.compare.chain import Chain
 from benchmarks.compare.files import TorchSave
 from benchmarks.compare.rules import Array, BitX, Dedupe, arrays, difference_bits
 from benchmarks.jobs import JOBS, PLAN, Row, Turns, WrongResult
-from benchmarks.micro import thrift
+from benchmarks.micro import chunk_size, thrift
 from benchmarks.recorded import Player, Recorder, Trace, find
 from benchmarks.report import Results, Unusable, regressions, table, worst
 from benchmarks.traces import CHAINS
@@ -207,6 +207,20 @@ def test_the_benchmark_of_thrift_prints_a_row_for_each_codec(tmp_path: Path, cap
     ]
     assert len(rows) == 2 * len(thrift.STATES) * len(thrift.CODECS)
     assert all(row[3] == "1.00x" for row in rows if row[2] == "none")
+
+
+def test_the_benchmark_of_chunk_sizes_compares_them_with_the_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    chunk_size.main(["--quick", "--folder", str(tmp_path)])
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if re.match(r"\| [\w ]+: ", line)]
+    assert [row[0] for row in rows] == [
+        *("| commit auto: time", "| commit auto: stored", "| commit small: time", "| commit small: stored"),
+        *("| restore: time", "| 16 rows: time", "| moments none: time", "| moments none: stored"),
+        *("| moments small: time", "| moments small: stored"),
+    ]
+    assert {row[1 + chunk_size.SIZES.index(1 << 20)] for row in rows} == {"1.00x"}
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("job", scale.JOBS)
