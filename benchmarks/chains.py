@@ -48,7 +48,7 @@ from benchmarks.chain_workers import (
 )
 from benchmarks.compare.rules import RULES
 from benchmarks.jobs import WrongResult
-from benchmarks.markdown import CHAINS_KEPT, documents
+from benchmarks.markdown import CHAINS_KEPT, ROOT, documents
 from benchmarks.measure import settle_disk
 from benchmarks.recorded import Trace, find
 from benchmarks.report import Unusable, machine, today
@@ -61,6 +61,7 @@ RESTORE = "restore"  # W8
 RESTORED = ("dense-gpt-k1", "dense-gpt-k10", "zipf-dense-k10")
 PARTS, CACHES = ("whole", "layer", "tensor"), (False, True)
 AGAIN = 4  # the first state is restored as often as every so many others, so that depth 0 has a median
+PICTURES, PICTURED = ROOT / "docs" / "pictures", ("dense-gpt-k1", "bf16-rl-k1")  # in docs/benchmarks.md
 LATEST = CHAINS_KEPT.with_name("chains-latest.json")
 WORSE, MISUSED = 1, 2  # exit codes
 
@@ -366,16 +367,17 @@ def write(results: ChainResults) -> None:
     """Keep a run as the one that the documents show."""
     if results.size == "quick":
         raise Unusable("a quick run says nothing: it is not kept")
+    plot(results, PICTURES, PICTURED)
     CHAINS_KEPT.write_text(results.to_json())
     for path, text in documents().items():
         path.write_text(text)
 
 
-def plot(results: ChainResults, folder: Path) -> None:
+def plot(results: ChainResults, folder: Path, only: Sequence[str] = ()) -> None:
     if not importlib.util.find_spec("matplotlib"):
-        raise Unusable("--plots needs matplotlib: pip install 'chainstore[bench]'")
+        raise Unusable("pictures need matplotlib: pip install 'chainstore[bench]'")
     drawing = importlib.import_module("benchmarks.plots")  # slow to load, and optional
-    for path in drawing.draw_chains(results, folder):
+    for path in drawing.draw_chains(results, folder, only):
         print(path)
 
 

@@ -3,6 +3,7 @@
 So do those of `python -m benchmarks.chains --from RESULTS.json --plots FOLDER`.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 
 import matplotlib
@@ -15,6 +16,7 @@ from benchmarks.jobs import Row
 from benchmarks.report import OURS, Results, seconds, size, title
 
 OUR_COLOR, OTHER_COLOR = "#1f6f8b", "#b9c4c9"
+plt.rcParams["svg.fonttype"] = "none"  # letters stay letters: a third of the bytes
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
@@ -53,12 +55,18 @@ def _bars(path: Path, heading: str, rows: list[Row], values: list[float], *, sto
     return path
 
 
-def draw_chains(results: ChainResults, folder: Path) -> list[Path]:
-    """Write a picture for each chain of bytes over commits, of throughput, and of restore over depth; return where."""
+def draw_chains(results: ChainResults, folder: Path, only: Collection[str] = ()) -> list[Path]:
+    """Write a picture for each chain of bytes over commits, of throughput, and of restore over depth; return where.
+
+    Args:
+        only: names of chains; none for all.
+    """
     matplotlib.use("Agg")
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for subject in results.subjects:
+        if only and subject.chain not in only:
+            continue
         storing, restoring = results.of(subject)
         name = subject.chain.replace(" ", "-")
         if storing:
@@ -102,7 +110,7 @@ def _finished(path: Path, heading: str, figure: Figure, axes: Axes) -> Path:
     axes.set_title(heading, loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))  # beside the lines: they are many
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
     return path
