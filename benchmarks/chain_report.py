@@ -19,12 +19,13 @@ class Storing:
     """How one peer stored one chain.
 
     Attributes:
-        peer: "chainstore CODEC", a rule, torch.save.
+        peer: "chainstore CODEC", a rule, torch.save, a backup program.
         ours: whether it is chainstore.
         raw_bytes: of all states.  first_bytes: of the first of them.
         stored_bytes: after each state, of everything that is needed for those so far; of a repository these are
-            records, of a rule what it compressed, of torch.save a file each.
-        disk_bytes: what the repository takes at the end, in whole blocks; None for others.
+            records, of a rule what it compressed, of torch.save a file each, of a backup program by what its
+            repository grew.
+        disk_bytes: what the repository takes at the end, in whole blocks; None where there is none.
         delta_share: of the bytes that were new, those stored as a difference; None for others.
         seconds, cpu_seconds: of all states together.
         to_save, to_sync: median of a state's time, the first left out, over that of torch.save without and with fsync

@@ -1,12 +1,12 @@
 """How small and how fast the chain of a training run is kept: every codec, next to what others would keep.
 
-    python -m benchmarks.chains                       every chain in small sizes, about five minutes on two cores
+    python -m benchmarks.chains                       every chain in small sizes, twenty-odd minutes on two cores
     python -m benchmarks.chains --quick               tiny ones, to see that it works; the figures mean nothing
     python -m benchmarks.chains --full --only W1 W4   large ones; minutes to hours, up to 70 GB of disk
     python -m benchmarks.chains --only dense-gpt-k1   some chains, by name or by W1 to W8
     python -m benchmarks.chains --codecs small        some of none fast auto small
     python -m benchmarks.chains --traces FOLDER       keep the recorded states there, and use them again
-    python -m benchmarks.chains --write               keep the run, and put its tables into docs/benchmarks.md
+    python -m benchmarks.chains --write               keep the run, and put its tables and pictures into docs
     python -m benchmarks.chains --from RESULTS.json   show (--plots, --write) a run that was kept
 
 Every state that comes back is compared bit by bit before a figure is printed.  docs/benchmarks.md says what is
@@ -101,7 +101,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--only", nargs="+", choices=[*ids, *names], default=names, metavar="CHAIN")
     made.add_argument("--codecs", nargs="+", choices=CODECS, default=list(CODECS))
     made.add_argument("--rules", nargs="*", choices=RULES, default=list(RULES), metavar="RULE", help=", ".join(RULES))
-    made.add_argument("--backups", nargs="*", choices=BACKUPS, default=list(BACKUPS), metavar="PROGRAM")
+    made.add_argument(
+        "--backups", nargs="*", choices=BACKUPS, default=list(BACKUPS), metavar="PROGRAM", help="borg restic"
+    )
     made.add_argument("--bound", action="store_true", help="the entropy too where a target is reached")
     made.add_argument("--folder", type=Path, help="on the disk to measure (default: the temporary one)")
     made.add_argument("--traces", type=Path, help="recorded states stay there (default: they are deleted)")

@@ -37,7 +37,7 @@ class Cutter:
     """Stores states in chunks of one size."""
 
     def __init__(self, size: int, folder: Path, megabytes: int) -> None:
-        chunk_length.__defaults__ = (size,)
+        chunk_length.__defaults__ = (size,)  # in this process alone
         torch.manual_seed(0)
         self.dense = dense_state(megabytes)
         rows = max(100, megabytes * 1_000_000 // 8 // ROW)

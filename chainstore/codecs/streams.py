@@ -13,7 +13,7 @@ The high four bits of a RAW or CONSTANT method are log2 of the field's width in 
 is then below an eighth of n.  Numbers are little-endian.
 
 A Huffman coder spends whole bits, at least one on every byte: with signs folded into small differences (two common
-values, a few rare ones) that is a third more than the entropy.  Coding pairs of digits halves it.
+values, a few rare ones) that is a quarter more than the entropy.  Coding pairs of digits halves that.
 """
 
 from typing import Final
@@ -87,7 +87,7 @@ class Sink:
         """Append a number of `width` bytes."""
         self.put(value.to_bytes(width, "little"))
 
-    def pieces(self, coded: "Coded") -> None:
+    def pieces(self, coded: Coded) -> None:
         """Append a stream."""
         for piece in coded:
             self.put(piece)
