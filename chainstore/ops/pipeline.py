@@ -45,22 +45,16 @@ class _Crew(Generic[J]):
     def __init__(self, jobs: Iterable[J], work: Callable[[J], None], tend: Callable[[], bool] | None) -> None:
         self._jobs, self._work, self._tend = iter(jobs), work, tend
         self._lock = threading.Lock()
-        self._stop, self._done = threading.Event(), threading.Event()
+        self._stop = False
+        self._done = threading.Event()
         self._error: BaseException | None = None
 
     def run(self, threads: int) -> None:
-        workers = [threading.Thread(target=self._pull, name=f"chainstore-{i}", daemon=True) for i in range(threads)]
+        workers = [_Worker(self._pull, f"chainstore-{i}") for i in range(threads)]
         tender = threading.Thread(target=self._look_after, name="chainstore-sync", daemon=True)
         try:
-            if not all(map(_start, workers)):
-                self._pull()  # with those that did start
-            if self._tend is not None:
-                _start(tender)
-            for thread in workers:
-                while thread.is_alive():
-                    thread.join(_LOOK_SECONDS)
+            self._work_until_the_end(workers, tender)
         finally:
-            self._stop.set()
             self._done.set()
             for thread in (*workers, tender):
                 if thread.ident is not None:
@@ -68,9 +62,33 @@ class _Crew(Generic[J]):
         if self._error is not None:
             raise self._error
 
+    def _work_until_the_end(self, workers: list["_Worker"], tender: threading.Thread) -> None:
+        """Start the threads and wait for every worker; Ctrl-C has them stop after their job, and is raised then."""
+        begun, interrupt = False, None
+        while True:
+            try:
+                if not begun:
+                    begun = True
+                    self._begin(workers, tender)
+                self._stop = self._stop or interrupt is not None
+                for worker in workers:
+                    while worker.is_at_work:
+                        worker.rest.acquire(timeout=_LOOK_SECONDS)
+                break
+            except BaseException as error:
+                interrupt = error  # nothing more here: another Ctrl-C is caught inside the loop only
+        if interrupt is not None:
+            raise interrupt
+
+    def _begin(self, workers: list["_Worker"], tender: threading.Thread) -> None:
+        if not all(map(_start, workers)):
+            self._pull()  # with those that did start
+        if self._tend is not None:
+            _start(tender)
+
     def _pull(self) -> None:
         try:
-            while not self._stop.is_set():
+            while not self._stop:
                 with self._lock:
                     try:
                         job = next(self._jobs)
@@ -93,7 +111,30 @@ class _Crew(Generic[J]):
         with self._lock:
             if self._error is None:
                 self._error = error
-        self._stop.set()
+        self._stop = True
+
+
+class _Worker(threading.Thread):
+    """A thread whose end can be waited for under Ctrl-C: up to Python 3.12 a `join` that is interrupted takes a thread
+    that works on for one that ended, and an interrupt inside an `Event` or a `Condition` may leave its lock held."""
+
+    def __init__(self, work: Callable[[], None], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._works = work
+        self._is_over = False
+        self.rest = threading.Lock()  # held until the end: whoever waits for it looks at `is_at_work` again
+        self.rest.acquire()
+
+    @property
+    def is_at_work(self) -> bool:
+        return self.ident is not None and not self._is_over
+
+    def run(self) -> None:
+        try:
+            self._works()
+        finally:
+            self._is_over = True
+            self.rest.release()
 
 
 def _start(thread: threading.Thread) -> bool:

@@ -157,6 +157,41 @@ def test_an_interrupt_in_the_caller_stops_the_workers():
     assert len(done) < 1000
 
 
+@pytest.mark.parametrize("interrupts", [1, 3])
+def test_an_interrupt_is_raised_when_no_job_is_going_on_any_more(interrupts):
+    working, all_at_work, heard, go_on = set(), threading.Barrier(4), threading.Semaphore(0), threading.Event()
+
+    def hear(_signal, _frame):
+        heard.release()
+        raise KeyboardInterrupt
+
+    def work(job):
+        working.add(job)
+        all_at_work.wait(5)
+        assert go_on.wait(5)
+        time.sleep(0.1)
+        working.remove(job)
+
+    def interrupt():
+        all_at_work.wait(5)
+        for _ in range(interrupts):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert heard.acquire(timeout=5)
+            time.sleep(0.05)  # no finger is faster
+        go_on.set()
+
+    before = signal.signal(signal.SIGINT, hear)
+    sender = threading.Thread(target=interrupt)
+    try:
+        sender.start()
+        with pytest.raises(KeyboardInterrupt):
+            run(range(100), work, threads=3)
+        assert working == set()
+    finally:
+        signal.signal(signal.SIGINT, before)
+        sender.join()
+
+
 def test_an_interrupt_inside_a_job_is_raised_in_the_caller():
     def work(job):
         raise KeyboardInterrupt
