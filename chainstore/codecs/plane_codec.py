@@ -37,6 +37,10 @@ _BLOCK_BYTES: Final = 256 << 10  # of words that are put together at a time on t
 
 _TRIAL_BYTES: Final = 16 << 10
 _TRIAL_GAIN: Final = 0.9  # below this share of what the sample says, a trial has found repetitions
+_GLANCE: Final = 64  # items; a quarter of them zeros, and none among these: once in 10^8
+_ALIKE: Final = 8  # chunks in a row that were not worth coding: then one in as many of their like is sampled
+_KINDS: Final = 256  # of chunks that are told apart
+
 _SURELY: Final = 0.95  # floats take at least this share of what a sample says: 0.98 to 1.0 measured, more with zeros
 
 
@@ -91,6 +95,7 @@ class Planes:
         self._scratch, self._thrift = Scratch(), effort.thrift
         frames = Frames(effort.level)
         self._writer = StreamWriter(effort, frames)
+        self._refused: dict[tuple[int, Form], int] = {}  # chunks in a row, by items and form
         self._reader = StreamReader(frames)
 
     def encode(
@@ -187,6 +192,8 @@ class Planes:
         return self._scratch.nbytes
 
     def _words(self, words: Array, form: Form, sink: Sink) -> None:
+        if self._glance(words, form):
+            raise Overflow
         width = width_of(words)
         sample = sample_of(words)
         zeros = sample.size - int(np.count_nonzero(sample))
@@ -203,11 +210,36 @@ class Planes:
             sample = sample_of(words)
         samples = self._histograms(Fields(sample, form.rotated, self._scratch), width)
         raw = [not form.seek_repeats and self._writer.suits_raw(plane) for plane in samples]
-        if not form.seek_repeats and not self._affords(words, samples, raw):
+        affords = form.seek_repeats or self._affords(words, samples, raw)
+        if not affords:
             raw = [plane.share < 1 for plane in samples]
         if all(raw) and not leave_out:
+            self._note(words, form, refused=not affords)
             raise Overflow
+        self._note(words, form, refused=False)
         self._streams(words, samples, raw, form, sink)
+
+    def _glance(self, words: Array, form: Form) -> bool:
+        """Return whether not even to sample these words: many of their like in a row were not worth coding.
+
+        What is worth it on every disk, zeros and constants, shows in a few items.
+        """
+        kind = (len(words), form)
+        refused = self._refused.get(kind, 0)
+        if refused < _ALIKE or words.ndim != 1 or self._thrift is None:
+            return False
+        few = words[:: max(1, len(words) // _GLANCE) | 1]
+        if not few.all() or few.min() == few.max():
+            return False
+        self._refused[kind] = refused + 1
+        return bool(refused % _ALIKE) and self._thrift.skips()
+
+    def _note(self, words: Array, form: Form, refused: bool) -> None:
+        kind = (len(words), form)
+        if not refused:
+            self._refused.pop(kind, None)
+        elif kind in self._refused or len(self._refused) < _KINDS:
+            self._refused[kind] = self._refused.get(kind, 0) + 1
 
     def _affords(self, words: Array, samples: Sequence[Histogram], raw: Sequence[bool]) -> bool:
         """Return whether coding the planes that are neither stored raw nor constant is worth its time."""

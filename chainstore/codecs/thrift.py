@@ -8,6 +8,7 @@ known everything is worth it.
 """
 
 import threading
+from contextlib import suppress
 from typing import Final
 
 ALLOWANCE: Final = 0.2  # of the time that a chunk takes as it is
@@ -15,6 +16,16 @@ LEAST_WRITTEN: Final = 16 << 20  # bytes of one commit, before the disk's speed 
 _LEAST_CODED: Final = 1 << 20
 _REMEMBERED: Final = 512 << 20  # bytes; what is measured now counts half after as many
 _ANYWAY: Final = 64  # of the chunks that are not worth it, one in so many is coded: the coder's speed stays known
+
+
+def seconds_in_line() -> float:
+    """Return how long this thread was ready to run while others had the processor; 0 where the system does not tell.
+
+    Beside training that uses every core this is most of the time that a sync seems to take, and nothing of the disk's.
+    """
+    with suppress(OSError), open("/proc/thread-self/schedstat", encoding="ascii") as file:
+        return int(file.read().split()[1]) / 1e9  # "time it ran, time it waited for its turn (ns), turns"
+    return 0.0
 
 
 class _Pace:
@@ -57,7 +68,8 @@ class Thrift:
             self._rest.add(nbytes, seconds)
 
     def wrote(self, nbytes: int, seconds: float) -> None:
-        """Note that so many bytes took so long to be on the disk: seconds of a core to write them, and of waiting."""
+        """Note that so many bytes took so long to be on the disk: seconds of a core to write them, and of
+        waiting for the disk."""
         with self._lock:
             self._disk.add(nbytes, seconds)
 
@@ -85,3 +97,11 @@ class Thrift:
                 return True
             self._refused += 1
             return self._refused % _ANYWAY == 0
+
+    def skips(self) -> bool:
+        """Count a chunk as refused without a look at it, and return True; False if its turn is to be coded anyway."""
+        with self._lock:
+            if (self._refused + 1) % _ANYWAY == 0:
+                return False
+            self._refused += 1
+            return True

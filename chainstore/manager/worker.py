@@ -9,6 +9,7 @@ snapshot, which the trainer makes because it was told as well.
 """
 
 import ctypes
+import gc
 import mmap
 import os
 import select
@@ -38,7 +39,8 @@ from chainstore.manager.messages import (
 from chainstore.manager.storing import failure, store, tidy
 from chainstore.repository import Repository, take_up
 
-_NICE: Final = 10
+# At 10, beside training that spins on every core, its turns are so short that it finds cold caches each time.
+_NICE: Final = 5
 _GRACE_SECONDS: Final = 30.0  # after a SIGTERM, for the trainer's last snapshot
 _TRIM_EVERY: Final = 16  # snapshots: takes a millisecond, and what is given back has to be had again
 _TIDY_SECONDS: Final = 5.0  # at the end, for gc: stopped at any moment, the next one goes on
@@ -195,6 +197,12 @@ def _give_memory_back() -> None:
         trim(0)
 
 
+def _collect_seldom() -> None:
+    """Have the collector of cycles pass over what stays anyway: modules, and thousands of names of arrays."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 def _step_back() -> None:
     """Leave the processor to training whenever that wants it, and the disk as far as that is possible."""
     with suppress(OSError):
@@ -209,6 +217,7 @@ def main() -> None:
     """Be the writer process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _step_back()
+    _collect_seldom()
     end = socket.socket(fileno=int(sys.argv[1]))
     end.set_inheritable(False)  # a key command that hangs must not look like a writer that lives
     worker = Worker(Channel(end))

@@ -13,7 +13,7 @@ from itertools import chain
 
 from chainstore.codecs.base import DIFFERENCE, XOR, Encoded
 from chainstore.codecs.chain import Decoder, Encoder
-from chainstore.codecs.thrift import LEAST_WRITTEN, Thrift
+from chainstore.codecs.thrift import LEAST_WRITTEN, Thrift, seconds_in_line
 from chainstore.errors import ForkedHandle, StorageError
 from chainstore.ids import Kind, ObjectId
 from chainstore.model.change import PackGrown
@@ -230,10 +230,11 @@ class LocalBatch:
             self._sync(pack)
 
     def _sync(self, pack: PackWriter) -> None:
-        started = time.perf_counter()
+        started = time.perf_counter() - seconds_in_line()
         pack.sync()
+        taken = time.perf_counter() - seconds_in_line() - started
         with self._lock:
-            self._disk_seconds += time.perf_counter() - started
+            self._disk_seconds += taken
             if self._disk_bytes >= LEAST_WRITTEN:
                 self._benches.thrift.wrote(self._disk_bytes, self._disk_seconds)
                 self._disk_seconds, self._disk_bytes = 0.0, 0
