@@ -102,9 +102,13 @@ class Channel:
     def _packet(self) -> tuple[bytes, list[int]]:
         """Return what one packet holds; nothing at the end of the stream."""
         room, fds = socket.CMSG_SPACE(_MAX_FDS * array("i").itemsize), array("i")
-        try:  # socket.recv_fds forgets its flags
-            data, beside, _, _ = self._socket.recvmsg(_PACKET_BYTES + 1, room, socket.MSG_CMSG_CLOEXEC)
-        except ConnectionError:
+        for _ in range(2):
+            try:  # socket.recv_fds forgets its flags
+                data, beside, _, _ = self._socket.recvmsg(_PACKET_BYTES + 1, room, socket.MSG_CMSG_CLOEXEC)
+                break
+            except ConnectionError:
+                pass  # the other side ended with words of ours unread: said once, ahead of packets that it had sent
+        else:
             return b"", []
         for level, kind, content in beside:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

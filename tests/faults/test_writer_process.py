@@ -152,6 +152,38 @@ def kill(ground: Path, kills: int) -> None:
     print(f"{kills} kills, {newest} snapshots, none lost; the last was durable after {longest:.2f} s at most")
 
 
+def die_while_the_writer_stands_still(root: Path, told: Path) -> None:
+    """Leave a snapshot that the writer process has not received, and unread what it said of the one before."""
+    with cs.open(root) as repo:
+        cameras = [Camera(), Camera()]
+        writer = ProcessWriter(repo, repo.hold_branch("main", wait_seconds=30))
+        told.write_text(str(writer.pid))
+        for step, camera in enumerate(cameras, 1):
+            captured = camera.take(state_of(step, NBYTES))
+            writer.submit(captured, camera.buffer, Request(branch="main", step=step, metrics={"loss": 1.0}))
+            if step == 1:
+                assert writer._channel is not None and writer._channel.ready(DURABLE_SECONDS)
+                os.kill(writer.pid, signal.SIGSTOP)
+                while Path(f"/proc/{writer.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+                    time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_snapshot_that_waits_for_the_writer_survives_a_trainer_that_had_not_heard_of_the_one_before(
+    ground: Path,
+) -> None:
+    root, told = ground / "repo", ground / "told"
+    cs.open(root, create=True).close()
+    ending = Child(lambda: die_while_the_writer_stands_still(root, told)).join()
+    assert ending.signal == signal.SIGKILL, ending.error
+    writer = int(told.read_text())
+    os.kill(writer, signal.SIGCONT)
+    wait_for_nobody(Death(writer, frozenset(), 2))
+    with cs.open(root) as repo:
+        assert [commit.step for commit in repo.log()] == [2, 1]
+        assert is_state_of(2, repo.checkout(), NBYTES)
+
+
 def test_40_kills_of_the_trainer_lose_no_snapshot_that_was_submitted(ground: Path) -> None:
     kill(ground, 40)
 

@@ -9,7 +9,7 @@ import pytest
 from chainstore.crypto.keys import KeyCommand, KeyFile, Passphrase
 from chainstore.errors import InvalidInput, Malformed, Unsupported
 from chainstore.manager.captured import CapturedLeaf
-from chainstore.manager.channel import Channel, Gone, contents, in_memory
+from chainstore.manager.channel import Channel, Gone, close_all, contents, in_memory
 from chainstore.manager.messages import (
     Bye,
     Durable,
@@ -143,6 +143,27 @@ def ends() -> tuple[Channel, Channel]:
 
 def open_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def test_what_was_sent_arrives_from_an_end_that_is_closed_with_messages_unread() -> None:
+    before = open_fds()
+    ours, theirs = ends()
+    theirs.send(Told("note", "nobody reads this"))
+    fd = in_memory(b"the bytes")
+    ours.send(Tidy("first"), [fd])
+    os.close(fd)
+    ours.send(Bye())
+    ours.close()
+    assert theirs.ready()
+    message, fds = theirs.receive()
+    assert message == Tidy("first")
+    assert contents(fds[0]) == b"the bytes"
+    close_all(fds)
+    assert theirs.receive() == (Bye(), [])
+    with pytest.raises(Gone):
+        theirs.receive()
+    theirs.close()
+    assert open_fds() == before
 
 
 def test_messages_and_descriptors_arrive_in_order_even_from_an_end_that_is_closed() -> None:
