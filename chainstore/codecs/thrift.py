@@ -23,7 +23,7 @@ def seconds_in_line() -> float:
 
     Beside training that uses every core this is most of the time that a sync seems to take, and nothing of the disk's.
     """
-    with suppress(OSError), open("/proc/thread-self/schedstat", encoding="ascii") as file:
+    with suppress(OSError, ValueError, IndexError), open("/proc/thread-self/schedstat", encoding="ascii") as file:
         return int(file.read().split()[1]) / 1e9  # "time it ran, time it waited for its turn (ns), turns"
     return 0.0
 
@@ -68,8 +68,7 @@ class Thrift:
             self._rest.add(nbytes, seconds)
 
     def wrote(self, nbytes: int, seconds: float) -> None:
-        """Note that so many bytes took so long to be on the disk: seconds of a core to write them, and of
-        waiting for the disk."""
+        """Note that so many bytes took so long to be on the disk: seconds of a core, and of waiting for the disk."""
         with self._lock:
             self._disk.add(nbytes, seconds)
 

@@ -39,7 +39,7 @@ from chainstore.manager.messages import (
 from chainstore.manager.storing import failure, store, tidy
 from chainstore.repository import Repository, take_up
 
-# At 10, beside training that spins on every core, its turns are so short that it finds cold caches each time.
+# With 10, beside training that spins on every core, a snapshot took more processor time, and training lost more.
 _NICE: Final = 5
 _GRACE_SECONDS: Final = 30.0  # after a SIGTERM, for the trainer's last snapshot
 _TRIM_EVERY: Final = 16  # snapshots: takes a millisecond, and what is given back has to be had again
@@ -198,7 +198,7 @@ def _give_memory_back() -> None:
 
 
 def _collect_seldom() -> None:
-    """Have the collector of cycles pass over what stays anyway: modules, and thousands of names of arrays."""
+    """Have the collector of cycles pass over the modules, which stay anyway, and look seldom at the rest."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 

@@ -45,25 +45,25 @@ class _Crew(Generic[J]):
     def __init__(self, jobs: Iterable[J], work: Callable[[J], None], tend: Callable[[], bool] | None) -> None:
         self._jobs, self._work, self._tend = iter(jobs), work, tend
         self._lock = threading.Lock()
-        self._stop = False
-        self._done = threading.Event()
+        self._stop = self._over = False
+        self._bell = threading.Lock()  # held until the workers are done
+        self._bell.acquire()
         self._error: BaseException | None = None
 
     def run(self, threads: int) -> None:
         workers = [_Worker(self._pull, f"chainstore-{i}") for i in range(threads)]
-        tender = threading.Thread(target=self._look_after, name="chainstore-sync", daemon=True)
+        tender = _Worker(self._look_after, "chainstore-sync")
         try:
             self._work_until_the_end(workers, tender)
         finally:
-            self._done.set()
             for thread in (*workers, tender):
                 if thread.ident is not None:
                     thread.join()
         if self._error is not None:
             raise self._error
 
-    def _work_until_the_end(self, workers: list["_Worker"], tender: threading.Thread) -> None:
-        """Start the threads and wait for every worker; Ctrl-C has them stop after their job, and is raised then."""
+    def _work_until_the_end(self, workers: list["_Worker"], tender: "_Worker") -> None:
+        """Start the threads and wait for them; Ctrl-C has workers stop after their job, and is raised then."""
         begun, interrupt = False, None
         while True:
             try:
@@ -72,15 +72,18 @@ class _Crew(Generic[J]):
                     self._begin(workers, tender)
                 self._stop = self._stop or interrupt is not None
                 for worker in workers:
-                    while worker.is_at_work:
-                        worker.rest.acquire(timeout=_LOOK_SECONDS)
+                    worker.wait()
+                self._over = True
+                if self._bell.locked():
+                    self._bell.release()
+                tender.wait()
                 break
             except BaseException as error:
                 interrupt = error  # nothing more here: another Ctrl-C is caught inside the loop only
         if interrupt is not None:
             raise interrupt
 
-    def _begin(self, workers: list["_Worker"], tender: threading.Thread) -> None:
+    def _begin(self, workers: list["_Worker"], tender: "_Worker") -> None:
         if not all(map(_start, workers)):
             self._pull()  # with those that did start
         if self._tend is not None:
@@ -101,9 +104,9 @@ class _Crew(Generic[J]):
     def _look_after(self) -> None:
         assert self._tend is not None
         try:
-            while not self._done.is_set():
+            while not self._over:
                 if not self._tend():
-                    self._done.wait(0.01)
+                    self._bell.acquire(timeout=0.01)
         except BaseException as error:
             self._fail(error)
 
@@ -122,19 +125,20 @@ class _Worker(threading.Thread):
         super().__init__(name=name, daemon=True)
         self._works = work
         self._is_over = False
-        self.rest = threading.Lock()  # held until the end: whoever waits for it looks at `is_at_work` again
-        self.rest.acquire()
+        self._rest = threading.Lock()  # held until the end
+        self._rest.acquire()
 
-    @property
-    def is_at_work(self) -> bool:
-        return self.ident is not None and not self._is_over
+    def wait(self) -> None:
+        """Wait until the work is done; returns at once where the thread was not started."""
+        while self.ident is not None and not self._is_over:  # an interrupt may come after the lock was had
+            self._rest.acquire(timeout=_LOOK_SECONDS)
 
     def run(self) -> None:
         try:
             self._works()
         finally:
             self._is_over = True
-            self.rest.release()
+            self._rest.release()
 
 
 def _start(thread: threading.Thread) -> bool:

@@ -192,6 +192,40 @@ def test_an_interrupt_is_raised_when_no_job_is_going_on_any_more(interrupts):
         sender.join()
 
 
+def test_an_interrupt_is_raised_when_the_device_is_not_tended_any_more():
+    tending, heard = threading.Event(), threading.Event()
+    at_it = False
+
+    def hear(_signal, _frame):
+        heard.set()
+        raise KeyboardInterrupt
+
+    def tend():
+        nonlocal at_it
+        at_it = True
+        tending.set()
+        assert heard.wait(5)
+        time.sleep(0.1)
+        at_it = False
+        return False
+
+    def interrupt():
+        assert tending.wait(5)
+        time.sleep(0.05)  # the jobs are done, and the device is waited for
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, hear)
+    sender = threading.Thread(target=interrupt)
+    try:
+        sender.start()
+        with pytest.raises(KeyboardInterrupt):
+            run(range(3), lambda job: None, threads=2, tend=tend)
+        assert not at_it
+    finally:
+        signal.signal(signal.SIGINT, before)
+        sender.join()
+
+
 def test_an_interrupt_inside_a_job_is_raised_in_the_caller():
     def work(job):
         raise KeyboardInterrupt
