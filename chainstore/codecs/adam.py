@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chainstore.codecs.adam_parameters import PRODUCT, QUOTIENT, UNROUNDED, Parameters, Predictor
+from chainstore.codecs.adam_rest import Reach, moves, reach_of
 from chainstore.codecs.planes import WORD_TYPES, Array, Scratch
 from chainstore.codecs.positions import Indices, Mask
 
@@ -26,6 +27,8 @@ FLOAT_TYPES: Final[dict[int, np.dtype[Number]]] = {4: np.dtype("<f4"), 8: np.dty
 _DOUBLE: Final = FLOAT_TYPES[8]
 _NAN: Final = {4: 0x7FC00000, 8: 0x7FF8000000000000}  # which of the many an operation makes depends on the processor
 
+_UNSEEN: Final = 7  # blocks after one in which nearly all items move
+_WORTH_A_LOOK: Final = 2  # steps: replaying a single one costs hardly more than the look
 _NEAR: Final = 1024  # units in the last place; rounding 128 times moves a moment by fewer
 
 
@@ -46,6 +49,10 @@ class Optimizer:
         self._numbers = [self._type.type(number) for number in parameters.numbers]
         self._factors = list(parameters.numbers) if self._unrounded else [float(number) for number in self._numbers]
         self._rates = [(self._type.type(size), self._type.type(root)) for size, root in parameters.rates()]
+        self._reach = self._reach_of(parameters)
+        self._unseen = 0  # blocks of which nobody looks what hardly moves, as hardly anything does
+        self._aside: list[Indices] | None = None  # items to replay later
+        self._start = 0  # of this block
         self._predict = _PREDICTORS[parameters.predictor]
 
     def predict(self, bases: Sequence[Array], out: Array) -> None:
@@ -57,10 +64,28 @@ class Optimizer:
         """
         floats = out.view(self._type)
         self._predict(self, floats, *(base.view(self._type) for base in bases))
-        strange = self._mask("strange", out.size)
-        np.isnan(floats, out=strange)
-        if strange.any():
-            out[strange] = _NAN[out.itemsize]
+        self._name_nans(floats)
+
+    def predict_all(self, bases: Sequence[Array], out: Array, size: int) -> None:
+        """Do what `predict` does, `size` items at a time, and what few of them need for all at once."""
+        self._aside = [] if self._predict is Optimizer._weight_idle else None
+        for self._start in range(0, out.size, size):
+            block = slice(self._start, self._start + size)
+            self.predict([base[block] for base in bases], out[block])
+        aside = np.concatenate(self._aside) if self._aside else np.empty(0, np.int64)
+        self._aside, floats = None, [base.view(self._type) for base in bases]
+        for start in range(0, aside.size, size):
+            chosen = aside[start : start + size]
+            replayed = self._spare("replayed", chosen.size)
+            self._replay(replayed, *self._gathered("live", chosen, *floats))
+            self._name_nans(replayed)
+            out.view(self._type)[chosen] = replayed
+
+    def _name_nans(self, values: Floats) -> None:
+        if values.size and np.isnan(values.max()):  # the greatest of some of which one is NaN is NaN
+            strange = self._mask("strange", values.size)
+            np.isnan(values, out=strange)
+            values.view(WORD_TYPES[values.itemsize])[strange] = _NAN[values.itemsize]
 
     def _second(self, out: Floats, second: Floats, first: Floats, after: Floats) -> None:
         beta1, *others = self._factors
@@ -76,19 +101,28 @@ class Optimizer:
         self._fade(second, self._factors[0], self._steps, out)
 
     def _weight_idle(self, out: Floats, weight: Floats, first: Floats, second: Floats) -> None:
-        """Replay the steps; an item that never had a gradient only decays."""
+        """Replay the steps; an item that never had a gradient only decays, and so does one that hardly moves."""
         live = self._mask("live", out.size)
         np.not_equal(first, 0, out=live)
-        count = int(np.count_nonzero(live))
-        if count == out.size:
+        count = every = int(np.count_nonzero(live))
+        looks = self._looks(every)
+        if every == out.size and not looks:
             self._replay(out, weight, first, second)
             return
         self._fade(weight, self._factors[0], self._steps, out)
-        if count:
-            chosen = np.flatnonzero(live)
-            replayed = self._spare("replayed", count)
-            self._replay(replayed, *self._gathered("live", chosen, weight, first, second))
-            out[chosen] = replayed
+        if looks:
+            np.logical_and(live, self._moves(out, first, second), out=live)
+            count = int(np.count_nonzero(live))
+            self._unseen = _UNSEEN if 4 * count > 3 * every else 0
+        if not count:
+            return
+        chosen = np.flatnonzero(live)
+        if self._aside is not None:
+            self._aside.append(chosen + self._start)
+            return
+        replayed = self._spare("replayed", count)
+        self._replay(replayed, *self._gathered("live", chosen, weight, first, second))
+        out[chosen] = replayed
 
     def _second_mixed(self, out: Floats, second: Floats, first: Floats, after: Floats) -> None:
         beta1, beta2, *others = self._factors
@@ -165,6 +199,20 @@ class Optimizer:
             np.multiply(gradient, self._type.type(rest2), out=scaled)
             self._add_product(scaled, gradient, out)
 
+    def _looks(self, count: int) -> bool:
+        """Return whether looking which of `count` items hardly move is likely to pay."""
+        if self._reach is None or not count:
+            return False
+        self._unseen -= 1
+        return self._unseen < 0
+
+    def _moves(self, weight: Floats, first: Floats, second: Floats) -> Mask:
+        assert self._reach is not None
+        count = weight.size
+        spares = self._spare("size", count), self._spare("reached", count)
+        masks = self._mask("moves", count), self._mask("small", count)
+        return moves(self._reach, weight, first, second, spares, masks)
+
     def _replay(self, out: Floats, weight: Floats, first: Floats, second: Floats) -> None:
         """Take steps without gradient."""
         retained, fading = self._retained(self._factors[2]), self._factors[3]
@@ -213,6 +261,12 @@ class Optimizer:
         self._fade(faded, self._retained(beta1), self._steps, faded)
         idle: Indices = chosen[faded == expected]
         return idle
+
+    def _reach_of(self, parameters: Parameters) -> Reach | None:
+        if parameters.predictor not in (Predictor.WEIGHT_IDLE, Predictor.WEIGHT_MIXED) or self._steps < _WORTH_A_LOOK:
+            return None
+        kept, _, beta1, fading = self._factors[:4]
+        return reach_of(self._rates, kept, float(self._numbers[1]), self._retained(beta1), fading, self._type)
 
     def _retained(self, beta1: float) -> float:
         """Return what a step without gradient leaves of a first moment; exact."""

@@ -15,9 +15,9 @@ from chainstore.codecs.adam import FLOAT_TYPES, Optimizer
 from chainstore.codecs.adam_parameters import MOST_BASES, Parameters, parse
 from chainstore.codecs.base import ADAM, NOT_SHORTER, Effort, Hint, ItemSpec
 from chainstore.codecs.floating import same_everywhere
-from chainstore.codecs.plane_codec import Form, Planes, width_in
+from chainstore.codecs.plane_codec import Coded, Form, Planes, width_in
 from chainstore.codecs.planes import Array, Scratch, aligned, words_of
-from chainstore.codecs.residuals import add, subtract
+from chainstore.codecs.residuals import add, subtract, unfold
 from chainstore.errors import FormatTooNew, Malformed
 
 _BLOCK_BYTES: Final = 128 << 10  # of items: with bases and what comes in between they stay in the second cache
@@ -66,15 +66,31 @@ class Adam:
         width = width_in(planes)
         if width not in FLOAT_TYPES:
             raise Malformed("predictor", f"items of {width} bytes", parameters.nbytes)
-        self._planes.decode(planes, None, (), out)
-        count = len(out) // width
-        words = words_of(out, width, count)
-        for block, predicted, spare in self._predictions(parameters, bases, width, count):
+        coded = self._planes.unpack(planes, len(out))
+        words = words_of(out, width, coded.count)
+        if coded.where is not None and words.flags.aligned:
+            self._correct(coded, parameters, bases, words)
+            out[len(out) - len(coded.tail) :] = coded.tail
+            return
+        self._planes.fill(coded, out)
+        for block, predicted, spare in self._predictions(parameters, bases, width, coded.count):
             place = words[block]
             items = aligned(place, self._scratch, "items")
             add(items, predicted, items, spare)
             if items is not place:
                 np.copyto(place, items)
+
+    def _correct(self, coded: Coded, parameters: Parameters, bases: Sequence[memoryview], words: Array) -> None:
+        """Predict all words where they belong, and correct those few that came otherwise."""
+        sources = [words_of(base, coded.width, coded.count) for base in bases]
+        every = [aligned(source, self._scratch, f"whole {place}") for place, source in enumerate(sources)]
+        with same_everywhere():
+            optimizer = Optimizer(parameters, coded.width, self._scratch)
+            optimizer.predict_all(every, words, _BLOCK_BYTES // coded.width)
+        for place, residual in self._planes.pieces(coded):
+            assert not isinstance(place, slice)
+            unfold(residual, residual, self._scratch.take("fold", residual.size, coded.width))
+            np.add.at(words, place, residual)
 
     def _predictions(
         self, parameters: Parameters, bases: Sequence[memoryview], width: int, count: int

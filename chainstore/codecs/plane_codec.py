@@ -138,7 +138,10 @@ class Planes:
 
     def decode(self, payload: memoryview, spec: ItemSpec | None, bases: Sequence[memoryview], out: memoryview) -> None:
         """See `Codec.decode`."""
-        coded = self.unpack(payload, len(out))
+        self.fill(self.unpack(payload, len(out)), out)
+
+    def fill(self, coded: "Coded", out: memoryview) -> None:
+        """Put together what was unpacked for `out`."""
         every = words_of(out, coded.width, coded.count)
         if coded.where is not None:
             every.fill(0)
