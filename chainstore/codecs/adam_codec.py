@@ -21,6 +21,7 @@ from chainstore.codecs.residuals import add, subtract, unfold
 from chainstore.errors import FormatTooNew, Malformed
 
 _BLOCK_BYTES: Final = 128 << 10  # of items: with bases and what comes in between they stay in the second cache
+_WHOLE_BYTES: Final = 256 << 10  # the same where there is nothing else to be done with them: fewer calls
 
 
 class Adam:
@@ -86,7 +87,7 @@ class Adam:
         every = [aligned(source, self._scratch, f"whole {place}") for place, source in enumerate(sources)]
         with same_everywhere():
             optimizer = Optimizer(parameters, coded.width, self._scratch)
-            optimizer.predict_all(every, words, _BLOCK_BYTES // coded.width)
+            optimizer.predict_all(every, words, _WHOLE_BYTES // coded.width)
         for place, residual in self._planes.pieces(coded):
             assert not isinstance(place, slice)
             unfold(residual, residual, self._scratch.take("fold", residual.size, coded.width))

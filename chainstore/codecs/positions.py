@@ -83,6 +83,9 @@ def most_gap_bytes(count: int, chosen: int) -> int:
 def indices_of(gaps: Array) -> Indices:
     """Return the indices that `gaps` lead to, ascending, not negative, with no upper bound."""
     last = gaps < _ESCAPE
-    steps = np.cumsum(gaps.astype(np.int64) + last)
-    indices: Indices = steps[last] - 1
+    steps = np.add(gaps, last.view(np.uint8), dtype=np.uint8).astype(np.int64)
+    if steps.size:
+        steps[0] -= 1
+    np.cumsum(steps, out=steps)
+    indices: Indices = steps[last]
     return indices

@@ -98,16 +98,20 @@ class Source:
 
     def __init__(self, payload: memoryview) -> None:
         self._payload, self.offset = payload, 0
+        self._length = len(payload)
 
     def take(self, length: int) -> memoryview:
         """Return the next `length` bytes without copying them."""
         start, self.offset = self.offset, self.offset + length
-        if self.offset > len(self._payload):
-            raise Malformed("planes", f"{length} bytes announced, {len(self._payload) - start} left", start)
+        if self.offset > self._length:
+            raise Malformed("planes", f"{length} bytes announced, {self._length - start} left", start)
         return self._payload[start : self.offset]
 
     def number(self, width: int) -> int:
         """Read a number of `width` bytes."""
+        if width == 1 and self.offset < self._length:  # most are
+            self.offset += 1
+            return self._payload[self.offset - 1]
         return int.from_bytes(self.take(width), "little")
 
     def at_most(self, width: int, limit: int, what: str) -> int:

@@ -67,6 +67,18 @@ def lay_out(view: View, ids: Iterable[ObjectId]) -> dict[ObjectId, Node]:
     return nodes
 
 
+def below(nodes: Nodes, ids: Iterable[ObjectId]) -> dict[ObjectId, Node]:
+    """Return of `nodes`, which `lay_out` returned, those of objects and of everything that they build on."""
+    found: dict[ObjectId, Node] = {}
+    queue = list(ids)
+    while queue:
+        id = queue.pop()
+        if id not in found:
+            found[id] = nodes[id]
+            queue += found[id].bases
+    return found
+
+
 def misfit(nodes: Nodes) -> tuple[ObjectId, str] | None:
     """Return an object that cannot be what the index says, and why; None where everything fits.
 
@@ -106,6 +118,9 @@ def schedule(nodes: Nodes, wanted: Collection[ObjectId], room: int) -> list[Step
     """
     if not any(node.bases for node in nodes.values()):
         return [Step(node, ()) for node in nodes.values()]
+    line = sorted(nodes.values(), key=lambda node: node.depth)
+    if len(wanted) == 1 and line[-1].id in wanted and _is_line(line):
+        return [Step(node, before.bases) for before, node in pairwise([line[0], *line])]
     once = _Schedule(nodes, wanted)
     once.run()
     if once.most_bytes > room:
@@ -113,6 +128,11 @@ def schedule(nodes: Nodes, wanted: Collection[ObjectId], room: int) -> list[Step
         if again.run() and again.most_bytes < once.most_bytes:
             return again.steps
     return once.steps
+
+
+def _is_line(nodes: Collection[Node]) -> bool:
+    """Return whether each of some records but one builds on another one of them alone, and no two on the same."""
+    return all(len(node.bases) < 2 for node in nodes) and len({node.bases for node in nodes}) == len(nodes)
 
 
 def lines(nodes: Nodes, wanted: Collection[ObjectId]) -> dict[ObjectId, ObjectId]:

@@ -22,7 +22,7 @@ from chainstore.ids import Kind, ObjectId
 from chainstore.model.change import Change, SetKeyring
 from chainstore.odb.batch import Benches, LocalBatch
 from chainstore.odb.conflicts import check_generation, check_publishable, taken_back
-from chainstore.odb.folding import FOLD_BYTES, Node
+from chainstore.odb.folding import FOLD_BYTES, Node, Nodes
 from chainstore.odb.in_force import IndexInForce
 from chainstore.odb.layout import Layout, Owner
 from chainstore.odb.pack_hold import PackHold
@@ -118,9 +118,11 @@ class LocalDatabase:
         """
         return self._reader.read(id, out)
 
-    def read_together(self, wanted: Wanted, room: int = FOLD_BYTES) -> dict[ObjectId, memoryview]:
+    def read_together(
+        self, wanted: Wanted, room: int = FOLD_BYTES, nodes: Nodes | None = None
+    ) -> dict[ObjectId, memoryview]:
         """Return the plain bytes of objects, verified; see `ObjectReader.read_together`."""
-        return self._reader.read_together(wanted, room)
+        return self._reader.read_together(wanted, room, nodes)
 
     def prove(self, ids: Iterable[ObjectId]) -> int:
         """Read objects, and what they build on, without keeping any; see `ObjectReader.prove`."""

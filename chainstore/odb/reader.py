@@ -13,7 +13,7 @@ from chainstore.ids import Kind, ObjectId
 from chainstore.model.frame import MAX_HEADER_BYTES, MAX_PAYLOAD, Header, is_record_kind, parse_header
 from chainstore.odb.batch import Bench, Benches
 from chainstore.odb.decode_memory import DecodeMemory
-from chainstore.odb.folding import FOLD_BYTES, Node, Nodes, Step, built_on, lay_out, misfit, schedule
+from chainstore.odb.folding import FOLD_BYTES, Node, Nodes, Step, below, built_on, lay_out, misfit, schedule
 from chainstore.odb.in_force import IndexInForce
 from chainstore.odb.record import Sealer
 from chainstore.odb.rows import INLINE_BYTES
@@ -76,17 +76,21 @@ class ObjectReader:
         """
         return self.read_together({id: out})[id]
 
-    def read_together(self, wanted: Wanted, room: int = FOLD_BYTES) -> dict[ObjectId, memoryview]:
+    def read_together(
+        self, wanted: Wanted, room: int = FOLD_BYTES, nodes: Nodes | None = None
+    ) -> dict[ObjectId, memoryview]:
         """Return the plain bytes of objects, verified; what several of them build on is decoded once.
 
         Args:
             room: bytes that may be held beside `wanted`; where they do not suffice, more is decoded again.
+            nodes: what `lay_out` said of them a while ago, perhaps among others; they are looked up again only where
+                they do not read like that.
 
         Raises:
             IdMismatch: one of them is missing, or not what was stored, or what it builds on is not: `base` then says
                 which.  All of the memory then holds nothing of use.
         """
-        return self._read(wanted, wanted, room)[1]
+        return self._read(wanted, wanted, room, nodes)[1]
 
     def prove(self, ids: Iterable[ObjectId], room: int = FOLD_BYTES) -> int:
         """Decode objects, and what they build on, each once and none kept, and return how many bytes `ids` have.
@@ -98,14 +102,16 @@ class ObjectReader:
         nodes, _ = self._read(asked, {}, room)
         return sum(nodes[id].nbytes for id in asked)
 
-    def _read(self, asked: Wanted, kept: Wanted, room: int) -> tuple[Nodes, dict[ObjectId, memoryview]]:
+    def _read(
+        self, asked: Wanted, kept: Wanted, room: int, known: Nodes | None = None
+    ) -> tuple[Nodes, dict[ObjectId, memoryview]]:
         before: Nodes = {}
         while True:
             nodes: Nodes = {}
             try:
                 with self._index.read() as rows:
                     view = View(self._index.seen(rows), self._sealer)
-                    nodes = lay_out(view, asked)
+                    nodes = lay_out(view, asked) if known is None or before else below(known, asked)
                     sources = self._sources(view, nodes)
                 return nodes, self._fold(nodes, sources, kept, room, prove_all=bool(before) or not kept)
             except _Fault as fault:
@@ -160,9 +166,9 @@ class ObjectReader:
                     memory.let_go(id)
                 id = node.id
                 try:
-                    header, payload = self._fetch(bench, sources[id])
+                    header, head, payload = self._fetch(bench, sources[id])
                     target, bases = memory.take(header, bench.decoder.moves(header.codecs))
-                    self._decode(bench, header, payload, target, bases)
+                    self._decode(bench, header, head, payload, target, bases)
                     if (prove_all or id in wanted) and self._sealer.id(Kind(header.kind), target) != id:
                         raise IdMismatch(str(id), "its bytes do not hash to its id")
                 except (Damaged, WrongRepository) as error:
@@ -172,8 +178,8 @@ class ObjectReader:
         finally:
             self._benches.give_back(bench)
 
-    def _fetch(self, bench: Bench, source: _Source) -> tuple[Header, memoryview]:
-        """Return header and sealed payload of an object's record, which lies in the bench's memory."""
+    def _fetch(self, bench: Bench, source: _Source) -> tuple[Header, memoryview, memoryview]:
+        """Return the header of an object's record, as bytes too, and its sealed payload, in the bench's memory."""
         (id, place, bases), pack, inline = source
         assert place is not None
         if inline is not None:
@@ -187,17 +193,24 @@ class ObjectReader:
             raise IdMismatch(str(id), "another record stands in its place")
         if header.bases != bases:
             raise IdMismatch(str(id), "it builds on other objects than the index says")
-        return header, record[header.header_bytes : end]
+        return header, record[: header.header_bytes], record[header.header_bytes : end]
 
     def _decode(
-        self, bench: Bench, header: Header, payload: memoryview, target: memoryview, bases: list[memoryview]
+        self,
+        bench: Bench,
+        header: Header,
+        head: memoryview,
+        payload: memoryview,
+        target: memoryview,
+        bases: list[memoryview],
     ) -> None:
         """Fill `target` with the plain bytes of a record; nothing proves them yet."""
         raw = header.codecs == RAW_TAGS and not bases
         if raw and self._sealer.sealed_bytes(len(target)) != len(payload):
             raise IdMismatch(str(header.id), "its record has another length than it says")
         into_target = raw and self._sealer.encrypted
-        encoded = self._sealer.open(header, payload, target if into_target else bench.room("opened", len(payload)))
+        opened = target if into_target else bench.room("opened", len(payload))
+        encoded = self._sealer.open(header, payload, opened, head)
         if not into_target:
             bench.decoder.decode(header.codecs, encoded, target, bases)
 

@@ -123,11 +123,14 @@ class Sealer:
         used = seal_into(key, self._random(12), header.to_bytes(), encoded, out)
         return header, memoryview(out)[:used]
 
-    def open(self, header: Header, payload: memoryview, out: bytearray | memoryview) -> memoryview:
+    def open(
+        self, header: Header, payload: memoryview, out: bytearray | memoryview, head: memoryview | None = None
+    ) -> memoryview:
         """Return the encoded bytes of a record: in `out`, or `payload` itself where nothing is encrypted.
 
         Args:
             out: at least `header.stored_len` bytes.
+            head: the bytes that `header` was read from, where they are at hand.
 
         Raises:
             Damaged: the payload does not authenticate, or is not encrypted where everything must be.
@@ -144,7 +147,7 @@ class Sealer:
         kind = Kind(header.kind)
         self.keep_up(header.generation)
         key = object_key(self._master(kind, header.generation), self._suite, self.repo_id, kind, header.id)
-        used = open_into(key, payload, header.to_bytes(), out)
+        used = open_into(key, payload, header.to_bytes() if head is None else head, out)
         return memoryview(out)[:used]
 
     def seal_row(self, table: str, key: bytes, seq: int, plain: bytes) -> bytes:

@@ -13,7 +13,7 @@ from chainstore.errors import IdMismatch, Malformed
 from chainstore.ids import Kind, ObjectId
 from chainstore.model.paths import Path, format_path
 from chainstore.observe import Observer
-from chainstore.odb.folding import FOLD_BYTES
+from chainstore.odb.folding import FOLD_BYTES, Nodes
 from chainstore.odb.local import LocalDatabase
 from chainstore.ops.commit import Tally
 from chainstore.ops.form import SMALL_BYTES
@@ -21,6 +21,7 @@ from chainstore.ops.grouping import in_jobs
 from chainstore.ops.pipeline import BYTES_PER_WORKER, run, worker_count
 from chainstore.state.leaf import Destination
 
+_NODE_BYTES = 1 << 10  # about what is held of where a record lies
 Part = tuple[memoryview, int]
 """Memory, and from which offset of a chunk on its bytes belong there."""
 
@@ -73,13 +74,14 @@ def fill(
     if any(nodes[id].bases for id in wanted):
         workers = max(1, min(workers, max_memory_bytes // (BYTES_PER_WORKER + FOLD_BYTES)))
     room = max(0, max_memory_bytes // workers - BYTES_PER_WORKER)
+    known = nodes if _NODE_BYTES * len(nodes) <= max_memory_bytes >> 4 else None
     del nodes  # of a long chain more than there are jobs
 
     def read(job: tuple[ObjectId, ...]) -> None:
         chunks = [wanted[id] for id in job]
         nbytes = sum(chunk.nbytes for chunk in chunks)
         try:
-            tally.add(nbytes, _read(db, chunks, lengths, room))
+            tally.add(nbytes, _read(db, chunks, lengths, room, known))
         except IdMismatch as error:
             path = next(chunk.path for chunk in chunks if str(chunk.chunk) == error.id)
             raise IdMismatch(error.id, error.why, path=format_path(path), base=error.base) from error
@@ -88,7 +90,9 @@ def fill(
     return tally.stored
 
 
-def _read(db: LocalDatabase, chunks: Sequence[_Wanted], lengths: dict[ObjectId, int], room: int) -> int:
+def _read(
+    db: LocalDatabase, chunks: Sequence[_Wanted], lengths: dict[ObjectId, int], room: int, known: Nodes | None
+) -> int:
     """Fill the memory that wants some chunks, and return how many bytes of them were read."""
     outs: dict[ObjectId, memoryview | None] = {}
     left: list[tuple[ObjectId, list[Part]]] = []
@@ -105,7 +109,7 @@ def _read(db: LocalDatabase, chunks: Sequence[_Wanted], lengths: dict[ObjectId, 
         if out is not None or parts:
             outs[id] = out
             left.append((id, parts))
-    found = db.read_together(outs, room) if outs else {}
+    found = db.read_together(outs, room, known) if outs else {}
     for id, parts in left:
         data = found[id]
         for target, offset in parts:

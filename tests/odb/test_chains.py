@@ -291,6 +291,48 @@ def test_the_base_at_fault_is_named(either_store, culprit):
             assert db.read(ids[n]) == plains[n]
 
 
+def test_what_was_looked_up_a_while_ago_need_not_hold_any_more(either_store):
+    """Whatever nodes are handed in, what comes back is right, or names the record that is damaged."""
+    with closing(either_store.create()) as db:
+        plains = line(db, DIFFERENCE, 4, 40 * KIB)
+        ids = [id_of(db, plain) for plain in plains]
+        true = db.lay_out(ids)
+
+        def stale(id: ObjectId, **changes: int) -> dict[ObjectId, Node]:
+            place = true[id].place
+            assert place is not None
+            return {**true, id: true[id]._replace(place=place._replace(**changes))}
+
+        first = true[ids[0]]
+        assert first.place is not None
+        known = [
+            true,
+            stale(ids[1], offset=first.place.offset),
+            stale(ids[0], pack=99),
+            stale(ids[2], length=10),
+            stale(ids[2], depth=0),
+            stale(ids[3], plain_len=1),
+            {**true, ids[2]: true[ids[2]]._replace(bases=(ids[0],))},
+            {**true, ids[1]: true[ids[1]]._replace(place=None)},
+        ]
+        for nodes in known:
+            assert db.read_together({ids[3]: None}, nodes=nodes) == {ids[3]: plains[3]}
+        assert not db._reader.suspects
+        spoil(db, ids[1], at=300)
+        for nodes in known:
+            with pytest.raises(IdMismatch) as error:
+                db.read_together({ids[3]: None}, nodes=nodes)
+            assert (error.value.id, error.value.base) == (str(ids[3]), str(ids[1]))
+
+
+def test_a_line_is_told_from_what_only_looks_like_one():
+    fork = graph(node(0), node(1, 0, depth=1), node(2, 0, depth=2))
+    assert walk(fork, [name(2)], schedule(fork, [name(2)], 1 << 40)) <= 3 * CHUNK
+    below = graph(node(0), node(1, 0, depth=1), node(2, 1, depth=2))
+    assert [step.node.id for step in schedule(below, [name(1)], 1 << 40)] == [name(0), name(1), name(2)]
+    assert walk(below, [name(1)], schedule(below, [name(1)], 1 << 40)) <= 2 * CHUNK
+
+
 def test_a_missing_base_is_named(store):
     with closing(store.create()) as db:
         ids = [id_of(db, plain) for plain in line(db, XOR, 3, 40 * KIB)]

@@ -98,7 +98,7 @@ def test_older_keys_open_nothing_after_everything_was_sealed_again(repo: Reposit
         ids = [id for id, place in view.objects() if place.kind == Kind.CHUNK]
         sources = repo._db._reader._sources(view, lay_out(view, dict.fromkeys(ids)))
     for id in ids:
-        header, payload = repo._db._reader._fetch(repo._db.benches.take("auto"), sources[id])
+        header, _, payload = repo._db._reader._fetch(repo._db.benches.take("auto"), sources[id])
         with pytest.raises(ChainError):
             sealer.open(header, payload, bytearray(len(payload)))
     repo.close()
