@@ -257,7 +257,8 @@ class Decoder:
         if any(base.nbytes != len(out) for base in bases):
             raise Malformed("record", f"its bases have {[base.nbytes for base in bases]} bytes, not {len(out)}")
         bases = [_as_bytes(base) for base in bases]
-        for position, codec in reversed(list(enumerate(codecs))):
+        for position in range(len(codecs) - 1, -1, -1):
+            codec = codecs[position]
             plain = out if position == 0 else self._buffers.take(f"between {position % 2}", len(out))
             codec.decode(payload, None, bases[: codec.bases], plain)
             payload = plain

@@ -149,7 +149,7 @@ def parse_header(data: Buffer, what: str, offset: int = 0) -> Header:
     if n_bases > MAX_BASES or len(data) < FIXED_BYTES + n_bases * ID_BYTES + _CRC.size:
         raise Malformed(what, f"a record header with {n_bases} bases", offset)
     end = FIXED_BYTES + n_bases * ID_BYTES
-    if _CRC.unpack_from(data, end)[0] != crc32c(memoryview(data)[:end]):
+    if _CRC.unpack_from(data, end)[0] != crc32c_of_bytes(bytes(data[:end])):
         raise Malformed(what, "header checksum", offset)
     if version != VERSION:
         raise FormatTooNew(f"record version {version}", "read")
