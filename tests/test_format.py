@@ -5,6 +5,7 @@ Nothing of chainstore is used but to write what is read here.  Where a test fail
 
 import json
 import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,23 @@ def checked(data: bytes) -> bytes:
     """Return `data` without the CRC32C that ends it, once that is right."""
     assert google_crc32c.value(data[:-4]) == int.from_bytes(data[-4:], "little")
     return data[:-4]
+
+
+def recent_rows(number: int, row: tuple[bytes, bytes]) -> dict[tuple[bytes, bytes], bytes]:
+    """Section 15, recent rows."""
+    key, stored = row
+    assert key == number.to_bytes(8, "big")
+    assert google_crc32c.value(b"recent" + key + stored[:-4]) == int.from_bytes(stored[-4:], "little")
+    run, at, rows = zlib.decompress(stored[:-4]), 0, {}
+    for table in (b"objects", b"bases", b"inline"):
+        (count,) = struct.unpack_from("<I", run, at)
+        lengths = list(struct.iter_unpack("<HI", run[at + 4 : at + 4 + 6 * count]))
+        at += 4 + 6 * count
+        for key_len, value_len in lengths:
+            rows[table, run[at : at + key_len]] = run[at + key_len : at + key_len + value_len]
+            at += key_len + value_len
+    assert at == len(run)
+    return rows
 
 
 @dataclass(frozen=True)
@@ -133,10 +151,15 @@ class Repository:
     def row(self, table: bytes, key: bytes) -> bytes:
         """Section 15."""
         owner = json.loads((self.root / "index.owner").read_text())
-        with lmdb.open(str(self.root / "index" / owner["uuid"]), readonly=True, max_dbs=10, lib_version=0) as env:
-            opened = env.open_db(table, create=False)
+        with lmdb.open(str(self.root / "index" / owner["uuid"]), readonly=True, max_dbs=11, lib_version=0) as env:
+            opened, recent = env.open_db(table, create=False), env.open_db(b"recent", create=False)
             with env.begin() as transaction:
                 stored = transaction.get(key, db=opened)
+                runs = list(transaction.cursor(db=recent))
+        found = [rows[table, key] for rows in map(recent_rows, range(1, len(runs) + 1), runs) if (table, key) in rows]
+        if found:
+            assert stored is None and len(found) == 1
+            return found[0]
         assert google_crc32c.value(table + key + stored[:-4]) == int.from_bytes(stored[-4:], "little")
         return stored[:-4]
 

@@ -21,7 +21,7 @@ from chainstore.model.change import Target, read_target
 from chainstore.model.frame import Header
 from chainstore.model.wire import Node
 
-INLINE_BYTES = 4080  # one more and LMDB takes two overflow pages
+INLINE_BYTES = 512  # an index page holds several; twice as many bytes of a commit would be written else
 
 PLACE_ROW = struct.Struct("<IQQQIHBBB")
 PACK_ROW = struct.Struct("<16sQQB")

@@ -20,7 +20,7 @@ import os
 import resource
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -40,17 +40,14 @@ from chainstore.errors import (
     StoreFull,
     UnsuitablePlace,
 )
-from chainstore.storage import fs
+from chainstore.storage import fs, recent
 from chainstore.storage.gate import Gate, is_in
 from chainstore.storage.rows import (
     MAX_KEY_BYTES,
     ONE_PAGE_VALUE_BYTES,
     REBUILD,
+    RECENT,
     TABLES,
-    close_row,
-    close_rows,
-    open_row,
-    open_rows,
     successor,
 )
 
@@ -58,17 +55,16 @@ __all__ = ["MAX_KEY_BYTES", "ONE_PAGE_VALUE_BYTES", "TABLES", "Index", "Reader",
 
 MAP_BYTES = 64 << 30  # address space, not memory or disk; grown when the index does
 MAX_READERS = 1024  # transactions open at once, all processes together
+_EVERY_TABLE = (*TABLES, RECENT)
 _PAGE_BYTES = 4096
 _SMALLER_MAPS = (MAP_BYTES, 8 << 30, 1 << 30, 256 << 20)  # for processes whose address space is limited
 _ROOM_FACTOR = 8  # bytes of new pages a byte of new rows takes at most: pages half full, values on pages of their own
 _ROOM_BYTES = 64 << 20
 _SCARCE_BYTES = 16 << 20  # a failed write with less than this free is taken for a full disk
-_ROWS_PER_STEP = 256  # of a scan; between steps no LMDB cursor is open
-_ROWS_OF_FIRST_STEP = 4  # many scans want the first row only
 _FORK_PATIENCE_SECONDS = 1.0
 
 
-class Reader:
+class Reader(recent.Reads):
     """The index at one moment: what is committed later is not seen.
 
     Any thread may use it, one at a time.  Everything it returns is a copy and stays valid.  Keep it short: the space
@@ -80,6 +76,7 @@ class Reader:
     __slots__ = ("_environment", "_inherited", "_thread", "_txn", "_write")
 
     def __init__(self, environment: "_Environment", write: bool = False) -> None:
+        super().__init__(environment.recent)
         self._environment, self._write = environment, write
         self._txn: lmdb.Transaction[bytes] | None = None
         self._thread = 0
@@ -94,63 +91,27 @@ class Reader:
     ) -> None:
         self._environment.end(self, commit=False)
 
-    def get(self, table: str, key: bytes) -> bytes | None:
-        """Return the value of a row, or None if there is none.
+    def _state(self) -> int:
+        return self._opened().id() - self._write
 
-        Raises:
-            Damaged: the row is not what was put.
-        """
+    def _stored(self, table: str, key: bytes) -> bytes | None:
         try:
             stored = self._opened().get(key, None, self._environment.tables[table])
         except lmdb.Error as error:
             raise self._environment.failure(error, f"look up a row of table {table}") from error
         self._environment.check_unmoved(self)
-        return None if stored is None else open_row(table, key, stored)
+        return stored
 
-    def scan(
-        self, table: str, prefix: bytes = b"", *, start: bytes | None = None, reverse: bool = False
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, value) of the rows whose key begins with `prefix`, in the order of keys.
-
-        Args:
-            start: begin at this key (or the next there is), `prefix` included.
-            reverse: from the last key to the first; `start` is then the highest key that may come.
-
-        Rows may be put and deleted meanwhile; a row not yet reached is seen as it is when it is.
-
-        Raises:
-            Damaged: a row is not what was put, or rows are out of order.
-        """
-        last: bytes | None = None
-        step = _ROWS_OF_FIRST_STEP
-        rows = self._rows(table, prefix, start, reverse, skip=None, most=step)
-        while rows:
-            for key, stored in rows:
-                if last is not None and (key >= last if reverse else key <= last):
-                    raise Damaged(f"the rows of table {table} are out of order", hint=REBUILD)
-                last = key
-                yield key, open_row(table, key, stored)
-            if len(rows) < step:
-                return
-            step = min(4 * step, _ROWS_PER_STEP)
-            rows = self._rows(table, prefix, last, reverse, skip=last, most=step)
-
-    def get_many(self, table: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the values of those rows of `keys` that there are; sorted keys are found faster.
-
-        Raises:
-            Damaged: a row is not what was put.
-        """
+    def _stored_many(self, table: str, keys: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
         try:
             with self._opened().cursor(self._environment.tables[table]) as cursor:
                 found = cursor.getmulti(keys)
         except lmdb.Error as error:
             raise self._environment.failure(error, f"look up rows of table {table}") from error
         self._environment.check_unmoved(self)
-        return open_rows(table, found)
+        return found
 
-    def count(self, table: str) -> int:
-        """Return how many rows a table has."""
+    def _entries(self, table: str) -> int:
         try:
             return self._opened().stat(self._environment.tables[table])["entries"]
         except lmdb.Error as error:
@@ -166,7 +127,6 @@ class Reader:
     def _rows(
         self, table: str, prefix: bytes, start: bytes | None, reverse: bool, skip: bytes | None, most: int
     ) -> list[tuple[bytes, bytes]]:
-        """Return the next rows of a scan as they are stored, `most` at most, without key `skip`."""
         rows: list[tuple[bytes, bytes]] = []
         try:
             with self._opened().cursor(self._environment.tables[table]) as cursor:
@@ -181,7 +141,7 @@ class Reader:
         return rows
 
 
-class Writer(Reader):
+class Writer(Reader, recent.Writes):
     """A transaction that changes the index; it sees its own changes, others see all of them or none.
 
     It belongs to the thread that opened it.  At most one is open at a time, over all processes: callers hold the
@@ -195,43 +155,21 @@ class Writer(Reader):
     ) -> None:
         self._environment.end(self, commit=kind is None)
 
-    def put(self, table: str, key: bytes, value: bytes) -> None:
-        """Set a row.
-
-        Args:
-            key: 1 to MAX_KEY_BYTES bytes.  value: any length; up to ONE_PAGE_VALUE_BYTES is cheap.
-
-        Raises:
-            StorageError: the map is full; `Index.ensure_room` was not asked for enough.
-        """
+    def _set(self, table: str, key: bytes, stored: bytes) -> None:
         try:
-            self._opened().put(key, close_row(table, key, value), db=self._environment.tables[table])
+            self._opened().put(key, stored, db=self._environment.tables[table])
         except lmdb.Error as error:
             raise self._environment.failure(error, f"put a row of table {table}") from error
 
-    def put_new(self, table: str, rows: Sequence[tuple[bytes, bytes]]) -> int:
-        """Set those rows whose key is not there yet, and return how many were.
-
-        Args:
-            rows: sorted by key, no key twice.
-
-        Cost: 1.5 us a row, half of it for the checksum; a third less behind the last key of the table.
-
-        Raises:
-            StorageError: as for `put`.
-        """
-        if not rows:
-            return 0
-        closed = close_rows(table, rows)
+    def _set_new(self, table: str, rows: Sequence[tuple[bytes, bytes]]) -> int:
         try:
             with self._opened().cursor(self._environment.tables[table]) as cursor:
                 behind = not cursor.last() or cursor.key() < rows[0][0]
-                return int(cursor.putmulti(closed, overwrite=False, append=behind)[1])
+                return int(cursor.putmulti(rows, overwrite=False, append=behind)[1])
         except lmdb.Error as error:
             raise self._environment.failure(error, f"put rows of table {table}") from error
 
-    def delete(self, table: str, key: bytes) -> bool:
-        """Remove a row and return whether it was there."""
+    def _remove(self, table: str, key: bytes) -> bool:
         try:
             return self._opened().delete(key, db=self._environment.tables[table])
         except lmdb.Error as error:
@@ -359,6 +297,7 @@ class _Environment:
     def __init__(self, path: Path, key: tuple[int, int], readonly: bool, map_bytes: int) -> None:
         self.path, self.key, self.readonly, self.map_bytes = path, key, readonly, map_bytes
         self.users = 0
+        self.recent = recent.Cache()
         self.tables: dict[str, lmdb._Database] = {}
         self._env: lmdb.Environment | None = None
         self.gate = Gate()
@@ -409,6 +348,7 @@ class _Environment:
             env, self._env = self._env, None
             if env is not None:
                 env.close()
+            self.recent.last = recent.Cache().last
             wanted = self.readonly if readonly is None else readonly
             try:
                 self._env, self.tables = self._open_checked(wanted)
@@ -468,7 +408,7 @@ class _Environment:
             try:
                 if self._env is not None:
                     reader._txn = self._env.begin(write=reader._write)
-                    reader._thread = thread
+                    reader._thread, reader._runs = thread, None
                     self._open.add(reader)
                     return
                 if not self.users:
@@ -492,6 +432,12 @@ class _Environment:
 
     def end(self, reader: Reader, commit: bool) -> None:
         """End the transaction of `reader`; nothing is done to one that a forked child inherited."""
+        if commit and reader._txn is not None:
+            try:
+                reader._flush()
+            except BaseException:
+                self.end(reader, commit=False)
+                raise
         txn, reader._txn = reader._txn, None
         if txn is None:
             if commit and reader._inherited:
@@ -646,7 +592,7 @@ def _open_lmdb(path: Path, map_bytes: int, readonly: bool, locks: bool) -> lmdb.
         lock=locks,
         create=False,
         mode=0o777,
-        max_dbs=len(TABLES),
+        max_dbs=len(_EVERY_TABLE),
         max_readers=MAX_READERS,
         lib_version=0,
     )
@@ -681,9 +627,9 @@ def _open_tables(env: lmdb.Environment, readonly: bool) -> "dict[str, lmdb._Data
     it takes in an environment opened for reading (measured: with any other, EINVAL at the first use).
     """
     if readonly:
-        return {name: env.open_db(name.encode(), create=False) for name in TABLES}
+        return {name: env.open_db(name.encode(), create=False) for name in _EVERY_TABLE}
     with env.begin(write=True) as txn:
-        return {name: env.open_db(name.encode(), txn=txn, create=False) for name in TABLES}
+        return {name: env.open_db(name.encode(), txn=txn, create=False) for name in _EVERY_TABLE}
 
 
 def _make(path: Path, map_bytes: int) -> None:
@@ -693,7 +639,7 @@ def _make(path: Path, map_bytes: int) -> None:
         env = blank._map(readonly=False)
         try:
             with env.begin(write=True) as txn:
-                for name in TABLES:
+                for name in _EVERY_TABLE:
                     env.open_db(name.encode(), txn=txn)
         finally:
             env.close()

@@ -222,7 +222,8 @@ def test_rows_put_at_once_are_those_that_were_not_there(tmp_path_factory, before
 
 
 def test_a_row_that_rotted_is_seen_among_many(index):
-    put(index, "objects", {b"one": b"1", b"two": b"2"})
+    with index.write() as writer:
+        writer.put_new("objects", [(b"one", b"1"), (b"two", b"2")])
     with index.write() as writer:
         writer._opened().put(
             b"two", b"3" + close_row("objects", b"two", b"2")[1:], db=index._shared().tables["objects"]
