@@ -339,6 +339,7 @@ class _Environment:
         """
         for reader in self._open:
             reader._txn, reader._inherited = None, True
+            reader._runs = reader._tables = None
         self._open, self.gate = set(), Gate()
         self._env, self.tables = None, {}
 
@@ -408,7 +409,7 @@ class _Environment:
             try:
                 if self._env is not None:
                     reader._txn = self._env.begin(write=reader._write)
-                    reader._thread, reader._runs = thread, None
+                    reader._thread = thread
                     self._open.add(reader)
                     return
                 if not self.users:
@@ -439,6 +440,7 @@ class _Environment:
                 self.end(reader, commit=False)
                 raise
         txn, reader._txn = reader._txn, None
+        reader._runs = reader._tables = None
         if txn is None:
             if commit and reader._inherited:
                 raise ForkedHandle("a transaction on the index does not live on in a forked process")

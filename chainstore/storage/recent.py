@@ -107,7 +107,8 @@ class Reads(ABC):
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
-        self._runs: Runs | None = None
+        self._runs: Runs | None = None  # while the transaction is open, once they were asked for
+        self._tables: Tables | None = None  # a writer's: those rows, and what it puts
 
     # -- what LMDB itself holds
 
@@ -200,9 +201,9 @@ class Reads(ABC):
         """Before the transaction is committed: put its new rows where they belong; here there are none."""
 
     def _loaded(self) -> Runs:
-        """Return the recent rows as they were when this transaction began."""
-        state = self._state()
+        """Return the recent rows as they were when this transaction began; raises where it has ended."""
         if self._runs is None:
+            state = self._state()
             known, runs = self._cache.last
             if known != state:
                 runs = runs.followed_by(self._rows(RECENT, b"", None, False, skip=None, most=_ALL))
@@ -240,7 +241,6 @@ class Writes(Reads):
 
     def __init__(self, cache: Cache) -> None:
         super().__init__(cache)
-        self._tables: Tables | None = None  # the recent rows, those of this transaction included
         self._fresh: dict[str, set[bytes]] = {table: set() for table in RECENT_TABLES}  # keys of this transaction's
         self._fresh_bytes = 0
         self._count = 0  # of the runs there are; known once they are loaded
@@ -312,7 +312,6 @@ class Writes(Reads):
         if self._tables is None:
             self._count = len(self._loaded().stored)
             self._tables = {name: dict(rows) for name, rows in self._loaded().tables.items()}
-        self._state()
         return self._tables[table]
 
     def _recent_keys(self, table: str) -> list[bytes]:

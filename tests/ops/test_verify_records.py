@@ -140,6 +140,10 @@ def test_a_rotten_log_is_found(store: Store):
 def test_a_rotten_row_of_the_index_is_found(store: Store):
     with opened(store) as (db,):
         key = bytes(db.sealer.id(Kind.CHUNK, BIG))
+        with db.index.write() as rows:  # a recent one stays in its run until it is changed
+            row = rows.get("objects", key)
+            rows.delete("objects", key)
+            rows.put("objects", key, row)
     (path,) = store.layout.index_root.glob("*/data.mdb")
     data = bytearray(path.read_bytes())
     at = data.find(key)
@@ -148,6 +152,16 @@ def test_a_rotten_row_of_the_index_is_found(store: Store):
         at = data.find(key, at + 1)
     path.write_bytes(data)
     assert any("objects" in damage.what for damage in told(records(store)))
+
+
+def test_a_rotten_run_of_recent_rows_is_found(store: Store):
+    with opened(store) as (db,), db.index.read() as rows:
+        run = rows._stored("recent", bytes(7) + b"\x01")
+    (path,) = store.layout.index_root.glob("*/data.mdb")
+    data = path.read_bytes()
+    assert run in data
+    path.write_bytes(data.replace(run, run[:40] + bytes([run[40] ^ 1]) + run[41:]))
+    assert any("recent" in damage.what for damage in told(records(store)))
 
 
 def test_an_index_that_is_cut_off_is_found(store: Store):
