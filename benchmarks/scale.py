@@ -1,13 +1,15 @@
 """Many tensors of which few change, and a state that is large next to the memory that may be used for storing it.
 
-    python -m benchmarks.scale [--only tensors|large] [--tensors N] [--gb N] [--quick] [--folder DIR]
+    python -m benchmarks.scale [--only tensors|large] [--tensors N] [--commits N] [--gb N] [--quick] [--folder DIR]
 
-tensors  A model's weights and its AdamW state, N float32 tensors of 64 to 1024 elements (the steps
-         among them are 0-dim).  Before each commit 50 tensors are changed in place and a counter goes up; the first two
-         commits are not counted, the median of the next 5 is.  "neighbours" are 50 weights in a row, "apart" are 50
-         spread over all weights.  Bytes written are those that this process handed to the kernel's write calls during
-         `commit` (`wchar` of /proc/self/io: LMDB writes its pages that way too); packs and log grow by appending, so
-         what is neither is pages of the index.  At the end everything is restored and compared.
+tensors  A model's weights and its AdamW state, N float32 tensors of 64 to 1024 elements (the steps among them are
+         0-dim).  Before each commit 50 tensors are changed in place and a counter goes up; the first two commits are
+         not counted, the median of the next N (5) is.  Rows that are recent go into their tables once in some 15
+         commits or more: the average and the longest of 40 tell what the median does not.  "neighbours" are 50 weights
+         in a row, "apart" are 50 spread over all weights.  Bytes written are those that this process handed to the
+         kernel's write calls during `commit` (`wchar` of /proc/self/io: LMDB writes its pages that way too); packs
+         and log grow by appending, so what is neither is pages of the index.  At the end everything is restored and
+         compared.
 large    One process fills a state and commits it, another one restores it and compares each tensor with what it must
          be.  Peaks are resident memory at its highest (VmHWM, reset before) above what there was before: for a
          restore, above the bytes of the state it returns.  Without a codec, and with auto; neither keeps a shadow.
@@ -25,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 import numpy as np
 import torch
@@ -46,10 +48,11 @@ class Sizes:
     """How much is done."""
 
     tensors: int = 100_000
+    commits: int = COUNTED
     large_bytes: int = 10 * GB
 
 
-QUICK = Sizes(400, 24 << 20)
+QUICK = Sizes(400, large_bytes=24 << 20)
 
 
 def many(count: int) -> dict[str, dict[object, object]]:
@@ -99,7 +102,7 @@ def _tensors(folder: Path, sizes: Sizes, codec: str, where: str) -> Iterator[Lin
     with cs.init(folder / "repo", key=_key(folder), codec=codec) as repo:
         packs, log = repo.path / "packs", repo.path / "log"
         first = _timed(lambda: repo.commit(state, step=0))[0]
-        for turn in range(1, WARM + COUNTED):
+        for turn in range(1, WARM + sizes.commits):
             for number in chosen(len(weights), where, turn):
                 weights[number].add_(0.01)
             state["trainer"]["step"] = turn
@@ -119,6 +122,12 @@ def _tensors(folder: Path, sizes: Sizes, codec: str, where: str) -> Iterator[Lin
         f"{what}: written",
         f"{total:,.0f} kB = packs {pack_bytes / 1000:,.0f} + log {log_bytes / 1000:.1f} "
         f"+ index pages {index_bytes / 1000:,.0f}",
+    )
+    totals = [sum(each[2:]) / 1000 for each in found]
+    yield (
+        f"{what}: average",
+        f"{mean(totals):,.0f} kB of {len(totals)} commits, at most {max(totals):,.0f}; "
+        f"the longest {max(each[0] for each in found):.2f} s",
     )
 
 
@@ -207,6 +216,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--only", nargs="+", choices=JOBS, default=list(JOBS), metavar="JOB")
     parser.add_argument("--tensors", type=int, default=None, help="how many (default: 100 000)")
+    parser.add_argument("--commits", type=int, default=None, help="how many are counted (default: 5)")
     parser.add_argument("--gb", type=float, default=None, help="of the large state (default: 10)")
     parser.add_argument("--folder", type=Path, default=None, help="on which disk (default: a temporary folder)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
@@ -218,7 +228,9 @@ def main(arguments: list[str] | None = None) -> None:
         return
     usual = QUICK if options.quick else Sizes()
     sizes = Sizes(
-        options.tensors or usual.tensors, int(options.gb * GB) if options.gb is not None else usual.large_bytes
+        options.tensors or usual.tensors,
+        options.commits or usual.commits,
+        int(options.gb * GB) if options.gb is not None else usual.large_bytes,
     )
     print("| job | | |\n|---|---|---|")
     with tempfile.TemporaryDirectory(dir=options.folder) as root:
