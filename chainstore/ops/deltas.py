@@ -1,9 +1,10 @@
 """Deltas: what the chunks of a state may be differences to, chosen for each array on a sample.
 
 A chunk pairs with the chunk in its place in the parent: the same path, the same part of the array.  Chains of
-differences are bounded: after `SEGMENT` of them in a row comes a *keyframe*, a difference to the keyframe before it,
-and after `KEYFRAMES` of those a chunk that is stored whole.  So no chunk is further from its bytes than their sum, and
-what hardly changes is small all the same.
+differences are bounded: after some of them in a row comes a *keyframe*, a difference to the keyframe before it, and
+after `KEYFRAMES` of those a chunk that is stored whole.  So no chunk is further from its bytes than their sum, and
+what hardly changes is small all the same.  A keyframe costs several differences; it comes after `SEGMENT` of them, or
+later, after at most `LONGEST`, while those since the last one are together shorter than the chunk.
 
 What is chosen is remembered for some commits: an array that was worth a difference is worth one again.
 """
@@ -12,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from chainstore.codecs.base import ADAM, Against, residual_tag
 from chainstore.codecs.chain import Encoder, registered_deltas
@@ -33,6 +34,7 @@ from chainstore.state.leaf import Leaf
 Find: TypeAlias = Callable[[Path, int], Base | None]
 
 SEGMENT: Final = 7  # differences after a keyframe: with the keyframe, what a reader may have to fold is 8
+LONGEST: Final = 31  # of short ones
 KEYFRAMES: Final = 7  # in a row; then everything is stored whole again
 KEPT_COMMITS: Final = 16  # that a choice lasts
 _ELEMENTS: Final = "chainstore.ops.link_elements"  # needs numpy, so it is loaded when there is an optimizer
@@ -137,7 +139,7 @@ class Lines:
         if chunk is None:
             return False
         with self._db.view() as view:
-            return run(view, chunk)[0] >= SEGMENT
+            return run(view, chunk).length >= SEGMENT
 
     def in_place(self, path: Path, spec: Spec | None, slot: int) -> ObjectId | None:
         """Return the chunk of the parent that has the place of a chunk; None where there is none.
@@ -205,14 +207,17 @@ class Lines:
     def _offers(
         self, view: View, path: Path, spec: Spec | None, before: ObjectId, slot: int, length: int
     ) -> Iterator[Offer]:
-        count, frame = run(view, before)
-        keyframe = count >= SEGMENT
+        link = self._links.get(path) if slot >= 0 else None
+        behind = run(view, before)
+        keyframe = behind.is_over(length) if link is None else behind.length >= SEGMENT
+        frame = behind.frame
         base = frame if keyframe else before
         place = view.place(base)
         if place is None or (keyframe and keyframes(view, frame) >= KEYFRAMES):
             return
         first = Base(base, place.depth, _once(lambda: self._plain(base)))
-        link = (self._frame_links if keyframe else self._links).get(path) if slot >= 0 else None
+        if keyframe:
+            link = self._frame_links.get(path) if slot >= 0 else None
         then = self._frame if keyframe else self._parent
         if link is not None and then is not None and _chunk(then, path, slot) == base:
             others = [self._input(view, then, each, slot, length) for each in link.bases[1:]]
@@ -258,12 +263,33 @@ def _once(read: Callable[[], memoryview]) -> Callable[[], memoryview]:
     return lru_cache(maxsize=None)(read)
 
 
-def run(view: View, id: ObjectId) -> tuple[int, ObjectId]:
-    """Return how many differences in a row lead from a chunk to its keyframe, or to what is stored whole; and that."""
-    length = 0
+class Run(NamedTuple):
+    """Differences in a row, each to the one before it.
+
+    Attributes:
+        length: how many.  nbytes: of their records together.
+        frame: the keyframe that they lead to, or what is stored whole.
+    """
+
+    length: int
+    nbytes: int
+    frame: ObjectId
+
+    def is_over(self, plain_len: int) -> bool:
+        """Return whether a keyframe comes next, of a chunk of so many bytes.
+
+        A reader goes through all of a run, so what it reads and undoes is bounded twice: in bytes, by those of the
+        chunk itself where they are many differences, and in number.
+        """
+        return self.length >= LONGEST or (self.length >= SEGMENT and self.nbytes > plain_len)
+
+
+def run(view: View, id: ObjectId) -> Run:
+    """Return the differences in a row that lead from a chunk to its keyframe, or to what is stored whole."""
+    length = nbytes = 0
     while (place := view.place(id)) is not None and place.n_bases and not place.flags & FLAG_KEYFRAME:
-        id, length = view.bases(id)[0], length + 1
-    return length, id
+        id, length, nbytes = view.bases(id)[0], length + 1, nbytes + place.length
+    return Run(length, nbytes, id)
 
 
 def keyframes(view: View, id: ObjectId) -> int:

@@ -19,7 +19,7 @@ from chainstore.model.frame import Header, frame_record, split_record
 from chainstore.odb.local import LocalDatabase
 from chainstore.odb.rows import Place, Placed, merged
 from chainstore.odb.view import View
-from chainstore.ops.deltas import KEYFRAMES, SEGMENT, keyframes, run
+from chainstore.ops.deltas import KEYFRAMES, keyframes, run
 from chainstore.ops.moving import Target, Turns, lies_at
 
 EFFORT: Final = "small"
@@ -263,8 +263,9 @@ class Recoder:
 def _bases(view: View, before: Place, near: Sequence[ObjectId], deeper: bool) -> Iterator[tuple[ObjectId, int, bool]]:
     """Yield what a chunk may be a difference to instead, the depth it then has, and whether it is a keyframe."""
     for chunk in near:
-        length, frame = run(view, chunk)
-        keyframe = length >= SEGMENT
+        behind = run(view, chunk)
+        keyframe = behind.is_over(before.plain_len)
+        frame = behind.frame
         base = frame if keyframe else chunk
         place = view.place(base)
         if place is None or place.plain_len != before.plain_len or not (deeper or place.depth < before.depth):

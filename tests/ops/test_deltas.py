@@ -13,7 +13,7 @@ import chainstore as cs
 from chainstore.codecs.base import ADAM
 from chainstore.ids import ObjectId
 from chainstore.model.frame import FLAG_KEYFRAME, MAX_HEADER_BYTES, parse_header
-from chainstore.ops.deltas import KEYFRAMES, SEGMENT
+from chainstore.ops.deltas import KEYFRAMES, LONGEST, SEGMENT
 from chainstore.ops.shadow import Shadow
 from chainstore.repository import Repository
 
@@ -99,6 +99,38 @@ def test_chains_are_bounded_and_keyframes_build_on_keyframes(tmp_path: Path) -> 
         ]
         assert max(depths) == KEYFRAMES + SEGMENT
         assert not repo.verify(level="data").damaged
+
+
+def runs_of(repo: Repository, random: np.random.Generator, share: float, count: int) -> list[int]:
+    """Commit bytes of which a share changes each time, and return the numbers of those that are keyframes."""
+    codes = random.integers(0, 256, 1 << 16, np.uint8)
+    found = []
+    for number in range(count):
+        repo.commit({"codes": codes})
+        place, _ = place_of(repo, chunks_of(repo, "HEAD", "codes")[0])
+        found += [number] * bool(place.flags & FLAG_KEYFRAME)
+        codes = codes.copy()
+        codes[random.random(codes.size) < share] += np.uint8(random.integers(1, 256))
+    return found
+
+
+def test_keyframes_come_later_where_differences_are_short(tmp_path: Path) -> None:
+    with cs.init(tmp_path / "repo", encrypt=False, codec="small") as repo:
+        random = np.random.default_rng(3)
+        assert runs_of(repo, random, 0.001, 2 * (LONGEST + 1) + 2) == [LONGEST + 1, 2 * (LONGEST + 1)]
+        assert len([repo.checkout(commit) for commit in repo.log()]) == 2 * (LONGEST + 1) + 2
+        assert not repo.verify(level="data").damaged
+
+
+def test_a_reader_never_has_to_read_many_differences_longer_than_the_chunk_together(tmp_path: Path) -> None:
+    with cs.init(tmp_path / "repo", encrypt=False, codec="small") as repo:
+        (keyframe,) = runs_of(repo, np.random.default_rng(4), 0.1, 24)
+        assert SEGMENT + 1 < keyframe < LONGEST
+        nbytes = []
+        for commit in list(repo.log())[::-1][1:keyframe]:
+            place, _ = place_of(repo, chunks_of(repo, commit.id.hex(), "codes")[0])
+            nbytes.append(place.length)
+        assert sum(nbytes[:-1]) <= 1 << 16 < sum(nbytes)
 
 
 def test_a_chain_survives_the_process_the_index_and_new_keys(tmp_path: Path) -> None:
