@@ -46,17 +46,16 @@ class Cursor:
 
 def open_keys(root, secret):  # section 5
     at, held = Cursor((root / "keyring").read_bytes()), {}
-    assert fingerprint(b"keyring", at.data[:-32]) == at.data[-32:] and at.take(9) == b"CSKEYS\r\n\x01", "keyring"
-    _, repo = at.take(8), at.take(16)
+    assert fingerprint(b"keyring", at.data[:-32]) == at.data[-32:] and at.take(33)[:9] == b"CSKEYS\r\n\x01", "keyring"
     for _ in range(at.number(2)):
         slot, kind, _, _ = at.take(8), at.take(at.number(1)), at.take(at.number(2)), at.take(at.number(2))
         commitment, wrapped = at.take(32), at.take(at.number(2))
-        both = HKDF(hashes.SHA256(), 64, None, b"chainstore/v1/slot" + repo + slot).derive(secret)
+        both = HKDF(hashes.SHA256(), 64, None, b"chainstore/v1/slot" + at.data[17:33] + slot).derive(secret)
         if kind == b"file" and both[32:] == commitment:
             bundle = keywrap.aes_key_unwrap_with_padding(both[:32], wrapped)
             held = {(role, g): key for role, g, key in struct.iter_unpack("<BI32s", bundle[1:])}
     assert held, "the key opens no slot"
-    return repo, held
+    return at.data[17:33], held
 
 
 def read_log(root, held):  # section 14: refs, and packs with their committed lengths
@@ -102,9 +101,8 @@ class Objects:  # sections 6 to 8
         (_, _, found, flags, generation, tags, _, length, *_), header, payload = self.places[id]
         assert (found, flags & ~2) == (kind, 1), "a record of this kind is not known here"
         bases = [self.read(header[at : at + 32], 3) for at in range(86, len(header) - 4, 32)]
-        info = b"chainstore/v1/obj\x01" + self.repo + bytes([kind]) + id
-        key = HKDFExpand(hashes.SHA256(), 32, info).derive(self.held[3 if kind == 3 else 4, generation])
-        plain = AESGCM(key).decrypt(payload[:12], payload[12:], header)
+        keys = HKDFExpand(hashes.SHA256(), 32, b"chainstore/v1/obj\x01" + self.repo + bytes([kind]) + id)
+        plain = AESGCM(keys.derive(self.held[3 + (kind != 3), generation])).decrypt(payload[:12], payload[12:], header)
         for tag in reversed(tags.rstrip(b"\0")):
             assert tag in (1, 2, 3, 4), "a codec is too new"
             width = plain[0] & 31 if tag == 4 else 1  # of the words that differ: section 9, tags 3 and 4
@@ -133,8 +131,7 @@ class Objects:  # sections 6 to 8
             yield from self.entries(row[0])
         for row in rows if code == 1 else ():
             path = [*path[: row[0]], *row[1]]
-            parts = (self.read(id, 3)[offset : offset + length] for id, offset, length in self.extents(row[4]))
-            yield path, row[2], row[3], b"".join(parts)
+            yield path, row[2], row[3], b"".join(self.read(id, 3)[at : at + n] for id, at, n in self.extents(row[4]))
 
 
 class Planes(Cursor):  # section 9, tag 1
@@ -152,12 +149,10 @@ class Planes(Cursor):  # section 9, tag 1
         return plain.tobytes() + self.take(tail)
 
     def stream(self, count):
-        log_width, method = divmod(self.number(1), 16)
-        if method < 2:
-            data = np.frombuffer(self.take((1 if method else count) << log_width), np.uint8)
-            return list(np.broadcast_to(data.reshape(-1, 1 << log_width), (count, 1 << log_width)).T)
-        if method == 2:
-            return [np.frombuffer(self.zstd(self.number(4), count), np.uint8)]
+        log, method = divmod(self.number(1), 16)
+        if method < 3:
+            data = self.zstd(self.number(4), count) if method == 2 else self.take((1 if method else count) << log)
+            return list(np.broadcast_to(np.frombuffer(data, np.uint8).reshape(-1, 1 << log), (count, 1 << log)).T)
         if method == 3:
             plane, where = np.full(count, self.number(1), np.uint8), self.positions(count)
         else:
@@ -171,6 +166,11 @@ class Planes(Cursor):  # section 9, tag 1
         kind, chosen = self.number(1), self.number(4)
         if kind == 0:
             return np.unpackbits(self.stream(-(-count // 8))[0], bitorder="little")[:count].nonzero()[0]
+        if kind == 2:
+            k, n = self.number(1), self.number(4)
+            bits = np.unpackbits(np.frombuffer(self.take(-(-chosen * k // 8) + n), np.uint8), bitorder="little")
+            ends, rest = bits[-8 * n :].nonzero()[0], bits[: chosen * k].reshape(chosen, k) @ (1 << np.arange(k))
+            return np.cumsum((np.diff(ends, prepend=-1) - 1 << k) + rest + 1) - 1
         gaps = self.stream(self.number(4))[0]
         return np.cumsum(gaps, dtype=np.int64)[gaps < 255] + np.arange(chosen)
 

@@ -8,9 +8,10 @@
       PAIRS     values of the digits 16 | stream of ceil(n / 2) bytes, two digits each | stream of the bytes of digit 15
     positions = MASK 1 | count 4 | stream of ceil(n / 8) bytes, one bit an item
               | GAPS 1 | count 4 | length 4 | stream of that many bytes
+              | BITS 1 | count 4 | k 1 | length 4 | low bits of the gaps | that many bytes with what is above them
 
-The high four bits of a RAW or CONSTANT method are log2 of the field's width in bytes.  For gaps see `positions`; count
-is then below an eighth of n.  Numbers are little-endian.
+The high four bits of a RAW or CONSTANT method are log2 of the field's width in bytes.  For gaps see `positions` and
+`rice`; count is then below an eighth of n.  Numbers are little-endian.
 
 A Huffman coder spends whole bits, at least one on every byte: with signs folded into small differences (two common
 values, a few rare ones) that is a quarter more than the entropy.  Coding pairs of digits halves that.
@@ -33,12 +34,13 @@ from chainstore.codecs.positions import (
     most_gap_bytes,
     scatter,
 )
+from chainstore.codecs.rice import MOST_K, best_k, bits_of, gaps_in, nbytes_of
 from chainstore.codecs.sampling import SAMPLE, Histogram, sample_of
 from chainstore.codecs.zstd import Frames
 from chainstore.errors import Malformed
 
 RAW, CONSTANT, ZSTD, SPARSE, PAIRS = range(5)
-MASK, GAPS = range(2)
+MASK, GAPS, BITS = range(3)
 
 _REPEATS_BITS: Final = 2.6  # of a float's plane: below, repetitions are worth a trial
 _ONE_BIT: Final = 1.2  # of entropy: less than a Huffman coder can get near
@@ -161,6 +163,12 @@ class StreamWriter:
             coded = self._coded(gaps, True, sink)
             if _length(coded) < _length(best):
                 best, kind = coded, GAPS
+        if count < GAPS_SHARE * chosen.size:
+            distances = np.diff(np.flatnonzero(chosen), prepend=-1) - 1
+            k = best_k(distances)
+            if nbytes_of(distances, k) < _length(best):
+                low, above = bits_of(distances, k)
+                best, kind = [bytes((k,)), above.size.to_bytes(4, "little"), low, above], BITS
         sink.number(kind, 1)
         sink.number(count, 4)
         if kind == GAPS:
@@ -273,7 +281,7 @@ class StreamReader:
     def positions(self, source: Source, count: int) -> tuple[Mask | Indices, int]:
         """Return what selects the set ones of `count` items, as a mask or as ascending indices, and how many."""
         start = source.offset
-        kind = source.at_most(1, GAPS, "kind of positions")
+        kind = source.at_most(1, BITS, "kind of positions")
         set_count = source.at_most(4, count, "number of items")
         if kind == MASK:
             packed = self.simple(source, (count + 7) // 8)
@@ -283,11 +291,22 @@ class StreamReader:
             return mask, set_count
         if set_count >= GAPS_SHARE * count:
             raise Malformed("planes", f"gaps for {set_count} of {count} items", start)
-        length = source.at_most(4, most_gap_bytes(count, set_count), "number of gap bytes")
-        indices = indices_of(self.simple(source, length))
+        if kind == GAPS:
+            length = source.at_most(4, most_gap_bytes(count, set_count), "number of gap bytes")
+            indices = indices_of(self.simple(source, length))
+        else:
+            indices = self._from_bits(source, count, set_count)
         if indices.size != set_count or (set_count and indices[-1] >= count):
             raise Malformed("planes", f"the gaps do not lead to {set_count} of {count} items", start)
         return indices, set_count
+
+    def _from_bits(self, source: Source, count: int, set_count: int) -> Indices:
+        k = source.at_most(1, MOST_K, "number of low bits")
+        length = source.at_most(4, (set_count + (count >> k)) // 8 + 1, "number of bytes above them")
+        low = np.frombuffer(source.take((set_count * k + 7) // 8), np.uint8)
+        gaps = gaps_in(low, np.frombuffer(source.take(length), np.uint8), set_count, k)
+        indices: Indices = np.cumsum(gaps + 1) - 1
+        return indices
 
     def _unpack(self, source: Source, count: int) -> Array:
         frame = source.take(source.number(4))
