@@ -42,6 +42,7 @@ class Predictor:
         assert not zero and self.variant < 8, "a predictor is not known here"
         self.items = Items(width)
         counts = {1: (4, 0), 2: (2, 2), 3: (1, 0), 4: (1, 0), 5: (4, 2), 6: (6, 0), 7: (9, 2), 8: (1, 0), 9: (0, 0)}
+        counts |= {10: (2, 0), 11: (2, 0)}
         plain, each = counts[self.kind]
         self.nbytes = 4 + 8 * (plain + each * self.steps)
         exact = [x for (x,) in struct.iter_unpack("<d", payload[4 : self.nbytes])]
@@ -101,6 +102,14 @@ class Predictor:
             return self.fade(v, beta2, self.steps)
         return self.grow(v, m, after, *others)
 
+    def moved(self, w, m, after, v):
+        item, (eps, size) = self.items.item, self.numbers
+        return w if m == after else item(w + item(item(divide(after, item(item(root_of(v)) + eps))) * -size))
+
+    def grown(self, v, m, after):
+        item, g = self.items.item, self.items.item(divide(after - m, self.factors[0]) + m)
+        return v if m == after else item(v + item(item(item(g * g) - v) * self.numbers[1]))
+
     def one(self, *bases):
         factors, item = self.factors, self.items.item
         return {
@@ -113,6 +122,8 @@ class Predictor:
             7: self.bridge,
             8: lambda w, m: item(m * -self.numbers[0] + w),
             9: lambda x, v: v if v > x else x,
+            10: self.moved,
+            11: self.grown,
         }[self.kind](*bases)
 
     def words(self, bases):

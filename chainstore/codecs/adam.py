@@ -165,6 +165,38 @@ class Optimizer:
         np.copyto(out, greatest)
         np.copyto(out, second, where=grown)
 
+    def _weight_touched(self, out: Floats, weight: Floats, first: Floats, after: Floats, second: Floats) -> None:
+        np.copyto(out, weight)
+        touched = self._touched(first, after)
+        if touched.size:
+            moved, divisor, base = self._gathered("touched", touched, after, second, weight)
+            np.sqrt(divisor, out=divisor)
+            np.add(divisor, self._numbers[0], out=divisor)
+            np.divide(moved, divisor, out=moved)
+            np.multiply(moved, -self._numbers[1], out=moved)
+            out[touched] = np.add(base, moved, out=base)
+
+    def _second_touched(self, out: Floats, second: Floats, first: Floats, after: Floats) -> None:
+        np.copyto(out, second)
+        touched = self._touched(first, after)
+        if touched.size:
+            gradient, moment, base = self._gathered("touched", touched, after, first, second)
+            wide = self._wide(touched.size)
+            np.subtract(gradient, moment, out=wide, dtype=_DOUBLE)
+            np.divide(wide, self._factors[0], out=wide)
+            np.add(wide, moment, out=wide, dtype=_DOUBLE)
+            np.copyto(gradient, wide, casting="same_kind")
+            np.multiply(gradient, gradient, out=gradient)
+            np.subtract(gradient, base, out=gradient)
+            np.multiply(gradient, self._numbers[1], out=gradient)
+            out[touched] = np.add(base, gradient, out=base)
+
+    def _touched(self, first: Floats, after: Floats) -> Indices:
+        """Return which items had a gradient in a step that leaves the moments of all others alone."""
+        touched = self._mask("touched", first.size)
+        np.not_equal(first, after, out=touched)
+        return np.flatnonzero(touched)
+
     def _grow(
         self,
         out: Floats,
@@ -320,4 +352,6 @@ _PREDICTORS: Final[dict[Predictor, Callable[..., None]]] = {
     Predictor.WEIGHT_MIXED: Optimizer._weight_mixed,
     Predictor.MOMENTUM: Optimizer._momentum,
     Predictor.GREATEST: Optimizer._greatest,
+    Predictor.WEIGHT_TOUCHED: Optimizer._weight_touched,
+    Predictor.SECOND_TOUCHED: Optimizer._second_touched,
 }

@@ -36,6 +36,8 @@ class Predictor(IntEnum):
     WEIGHT_MIXED = 7  # w' after several steps, idle or not: (w, m, m', v')
     MOMENTUM = 8  # w' after one step of SGD: (w, momentum')
     GREATEST = 9  # the greatest v' so far, after one step of amsgrad: (it, v')
+    WEIGHT_TOUCHED = 10  # w' after one step of SparseAdam, which leaves idle items alone: (w, m, m', v')
+    SECOND_TOUCHED = 11  # v' after one such step: (v, m, m')
 
 
 # Variants are a sum of these.  0: as torch 2 computes on a CPU, fused or not.
@@ -43,6 +45,9 @@ PRODUCT: Final = 1  # of moments: beta1 m + (1 - beta1) g, as torch 1 computed, 
 QUOTIENT: Final = 2  # as on a GPU: m / d and g g come first, then a fused multiply-add with the scalar
 UNROUNDED: Final = 4  # as fused on a GPU, with PRODUCT: scalars are not rounded, and their products in double precision
 _VARIANTS: Final = PRODUCT | QUOTIENT | UNROUNDED
+
+TOUCHED: Final = frozenset({Predictor.WEIGHT_TOUCHED, Predictor.SECOND_TOUCHED})
+"""Predictors that compute nothing of items whose moment stayed what it was: a reader's work is that of what changed."""
 
 MOST_STEPS: Final = 128  # of moments: one multiplication each
 MOST_REPLAYED: Final = 16  # of weights: a step costs ten times that
@@ -75,6 +80,8 @@ _FORMS: Final = {
     Predictor.WEIGHT_MIXED: _Form(4, 9, 0, MOST_REPLAYED, replays=True),
     Predictor.MOMENTUM: _Form(2, 1, 1, 1),
     Predictor.GREATEST: _Form(2, 0, 1, 1),
+    Predictor.WEIGHT_TOUCHED: _Form(4, 2, 1, 1),
+    Predictor.SECOND_TOUCHED: _Form(3, 2, 1, 1),
 }
 MOST_BASES: Final = max(form.bases for form in _FORMS.values())
 
@@ -225,6 +232,11 @@ def _numbers(predictor: Predictor, hyper: Hyper, step: int, k: int, product: int
             return (hyper.lr,)
         case Predictor.GREATEST:
             return ()
+        case Predictor.WEIGHT_TOUCHED:
+            size, root = _rates(hyper, step)
+            return hyper.eps, size * root
+        case Predictor.SECOND_TOUCHED:
+            return 1 - hyper.beta1, 1 - hyper.beta2
 
 
 def _spread(hyper: Hyper, k: int) -> tuple[float, float, float, float]:

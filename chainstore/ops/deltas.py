@@ -15,6 +15,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from chainstore.codecs.adam_parameters import TOUCHED
 from chainstore.codecs.base import ADAM, Against, residual_tag
 from chainstore.codecs.chain import Encoder, registered_deltas
 from chainstore.errors import Damaged
@@ -114,7 +115,7 @@ class Lines:
             return find_links(leaves, to, arrays.read, arrays.sample, memory, least_bytes=least_bytes)
 
         self._links = links(self._parent, self._proved[0])
-        if self._links and self._is_keyframe_due(leaves):
+        if self._is_keyframe_due(leaves):
             self._frame = self._older(SEGMENT)
             if self._frame is not None:
                 self._frame_links = links(self._frame, self._proved[1])
@@ -133,7 +134,9 @@ class Lines:
 
     def _is_keyframe_due(self, leaves: Sequence[Leaf]) -> bool:
         """Return whether the largest array of an optimizer, and so nearly all of them, is at the end of a segment."""
-        linked = [leaf for leaf in leaves if leaf.path in self._links]
+        linked = [leaf for leaf in leaves if _is_dense(self._links.get(leaf.path))]
+        if not linked:
+            return False
         largest = max(linked, key=lambda leaf: leaf.source.nbytes if leaf.source is not None else 0)
         chunk = _chunk(self._parent, largest.path, 0)
         if chunk is None:
@@ -209,7 +212,7 @@ class Lines:
     ) -> Iterator[Offer]:
         link = self._links.get(path) if slot >= 0 else None
         behind = run(view, before)
-        keyframe = behind.is_over(length) if link is None else behind.length >= SEGMENT
+        keyframe = behind.length >= SEGMENT if _is_dense(link) else behind.is_over(length)
         frame = behind.frame
         base = frame if keyframe else before
         place = view.place(base)
@@ -250,6 +253,11 @@ class ParentArrays:
     def sample(self, entry: Entry, indices: Any) -> Any:
         """Return the elements of an array at ascending flat indices."""
         return import_module(_ELEMENTS).elements(self._plain, entry, indices)
+
+
+def _is_dense(link: Link | None) -> bool:
+    """Return whether an array is computed anew whole, however short the difference to that is."""
+    return link is not None and link.predictor not in TOUCHED
 
 
 def _chunk(of: Manifest, path: Path, slot: int) -> ObjectId | None:

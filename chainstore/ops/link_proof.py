@@ -66,8 +66,8 @@ class Score(NamedTuple):
 
     @property
     def sure(self) -> bool:
-        """Whether no other way need be tried."""
-        return self.exact >= _SURE
+        """Whether no other way need be tried; what nobody touched is predicted exactly by ways that gain nothing."""
+        return self.exact >= _SURE and self.pays
 
 
 NOTHING: Final = Score(0.0, -1e9, 0.0)

@@ -56,11 +56,11 @@ class Way(NamedTuple):
 
 
 _PREDICTORS: Final[Mapping[tuple[Role, bool], tuple[Predictor, ...]]] = {  # (role, whether after one step)
-    ("weight", True): (Predictor.WEIGHT,),
+    ("weight", True): (Predictor.WEIGHT, Predictor.WEIGHT_TOUCHED),
     ("weight", False): (Predictor.WEIGHT_IDLE, Predictor.WEIGHT_MIXED),
     ("exp_avg", True): (Predictor.FIRST_IDLE,),
     ("exp_avg", False): (Predictor.FIRST_IDLE,),
-    ("exp_avg_sq", True): (Predictor.SECOND,),
+    ("exp_avg_sq", True): (Predictor.SECOND, Predictor.SECOND_TOUCHED),
     ("exp_avg_sq", False): (Predictor.SECOND_IDLE, Predictor.SECOND_MIXED),
     ("max_exp_avg_sq", True): (Predictor.GREATEST,),
     ("momentum", True): (Predictor.FIRST_IDLE,),

@@ -184,7 +184,7 @@ def inputs(predictor: Predictor, track: Track, own: Leaf) -> tuple[tuple[Leaf, b
         return (own, False), (first, True)
     if second is None or divisor is None or predictor in (Predictor.FIRST_IDLE, Predictor.SECOND_IDLE):
         return ((own, False),)
-    if predictor in (Predictor.SECOND, Predictor.SECOND_MIXED):
+    if predictor in (Predictor.SECOND, Predictor.SECOND_MIXED, Predictor.SECOND_TOUCHED):
         return (own, False), (first, False), (first, True)
     if predictor == Predictor.GREATEST:
         return (own, False), (second, True)

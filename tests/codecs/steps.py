@@ -80,15 +80,16 @@ def trained(way: Way, steps: Iterable[int], dtype: torch.dtype = torch.float32) 
 
 
 @one_thread()
-def embedded(way: Way, steps: Iterable[int], rows: int = 600, width: int = 16) -> dict[int, State]:
-    """Return the states after `steps` of an embedding whose gradient is dense and zero in most rows."""
+def embedded(way: Way, steps: Iterable[int], length: int = 600, width: int = 16) -> dict[int, State]:
+    """Return the states after `steps` of an embedding whose gradient is zero, or is not there, in most rows."""
     steps, generator, states = list(steps), torch.Generator().manual_seed(2), {}
-    table = torch.nn.Parameter(torch.randn(rows, width, generator=generator))
+    table = torch.nn.Parameter(torch.randn(length, width, generator=generator))
     optimizer = way.make([table])
     for step in range(1, max(steps) + 1):
-        words = (torch.rand(12, generator=generator) ** 3 * rows).long()
+        words = (torch.rand(12, generator=generator) ** 3 * length).long()
         optimizer.zero_grad()
-        (table[words] - torch.randn(12, width, generator=generator)).square().mean().backward()
+        rows = torch.nn.functional.embedding(words, table, sparse=isinstance(optimizer, torch.optim.SparseAdam))
+        (rows - torch.randn(12, width, generator=generator)).square().mean().backward()
         optimizer.step()
         if step in steps:
             states[step] = state_of([table], optimizer)
@@ -120,6 +121,8 @@ def bases_of(predictor: Predictor, before: State, after: State) -> list[np.ndarr
         Predictor.WEIGHT_MIXED: lambda: [w, m, after["m"], greatest],
         Predictor.MOMENTUM: lambda: [w, after["b"]],
         Predictor.GREATEST: lambda: [before["x"], after["v"]],
+        Predictor.WEIGHT_TOUCHED: lambda: [w, m, after["m"], greatest],
+        Predictor.SECOND_TOUCHED: lambda: [v, m, after["m"]],
     }[predictor]()
 
 
@@ -133,6 +136,8 @@ TARGETS = {
     Predictor.WEIGHT_MIXED: "w",
     Predictor.MOMENTUM: "w",
     Predictor.GREATEST: "x",
+    Predictor.WEIGHT_TOUCHED: "w",
+    Predictor.SECOND_TOUCHED: "v",
 }
 
 

@@ -13,6 +13,7 @@ from chainstore.codecs.adam_parameters import (
     MOST_STEPS,
     PRODUCT,
     QUOTIENT,
+    TOUCHED,
     UNROUNDED,
     Hyper,
     Parameters,
@@ -43,6 +44,7 @@ WAYS = {
         Hyper(3e-4, 0.95, 0.98, 1e-6, 0.1),
     ),
 }
+SPARSE = Way(lambda parameters: torch.optim.SparseAdam(parameters, 1e-3), Hyper(1e-3))
 
 
 @cache
@@ -113,6 +115,17 @@ def test_rows_without_gradient_are_replayed_exactly(name, k):
     assert exact(Predictor.WEIGHT_IDLE, WAYS[name], found, 60 + k, k)[idle].mean() > 0.99
     assert exact(Predictor.SECOND_MIXED, WAYS[name], found, 60 + k, k)[idle].all()
     assert exact(Predictor.WEIGHT_MIXED, WAYS[name], found, 60 + k, k)[idle].mean() > 0.99
+
+
+def test_rows_that_a_sparse_step_touches_follow_from_the_first_moment_and_others_stay():
+    found = embedded(SPARSE, [59, 60])
+    touched = found[59]["m"] != found[60]["m"]
+    assert 0.01 < touched.mean() < 0.05
+    assert exact(Predictor.WEIGHT_TOUCHED, SPARSE, found, 60)[touched].mean() > 0.99
+    assert exact(Predictor.SECOND_TOUCHED, SPARSE, found, 60)[touched].mean() > 0.5
+    for predictor in TOUCHED:
+        assert exact(predictor, SPARSE, found, 60)[~touched].all()
+    assert exact(Predictor.WEIGHT, SPARSE, found, 60).mean() < 0.9
 
 
 def test_rows_without_gradient_are_replayed_with_amsgrad():
@@ -257,7 +270,8 @@ def test_every_nan_is_the_same_and_nothing_is_said_of_it(predictor, variant, rec
 @pytest.mark.parametrize("predictor", Predictor)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_items_are_predicted_alone_and_bases_left_as_they_were(predictor, dtype):
-    several = 1 if predictor in (Predictor.SECOND, Predictor.WEIGHT, Predictor.MOMENTUM, Predictor.GREATEST) else 2
+    one = (Predictor.SECOND, Predictor.WEIGHT, Predictor.MOMENTUM, Predictor.GREATEST, *TOUCHED)
+    several = 1 if predictor in one else 2
     parameters = parse(parameters_for(predictor, Hyper(1e-3, weight_decay=0.1), 9, several))
     random = np.random.default_rng(8)
     bases = [random.standard_normal(2000).astype(dtype) for _ in range(parameters.bases)]
@@ -335,7 +349,7 @@ def test_damaged_parameters_are_malformed_and_unknown_ones_too_new():
     for cut in range(len(good)):
         with pytest.raises(Malformed):
             parse(good[:cut])
-    unknown, contradictory = [(0, 0), (0, 10), (1, 8)], [(2, 0), (2, 17), (2, 255), (3, 1)]
+    unknown, contradictory = [(0, 0), (0, 12), (1, 8)], [(2, 0), (2, 17), (2, 255), (3, 1)]
     for error, changes in ((FormatTooNew, unknown), (Malformed, contradictory)):
         for place, value in changes:
             with pytest.raises(error):

@@ -20,6 +20,7 @@ from chainstore.codecs.adam_codec import make
 from chainstore.codecs.adam_parameters import (
     PRODUCT,
     QUOTIENT,
+    TOUCHED,
     UNROUNDED,
     Hyper,
     Parameters,
@@ -42,7 +43,7 @@ BLOCK = 1 << 15  # items of float32 that are predicted together
 
 def several(predictor: Predictor) -> int:
     """Return over how many steps to predict."""
-    one = (Predictor.SECOND, Predictor.WEIGHT, Predictor.MOMENTUM, Predictor.GREATEST)
+    one = (Predictor.SECOND, Predictor.WEIGHT, Predictor.MOMENTUM, Predictor.GREATEST, *TOUCHED)
     return 1 if predictor in one else 3
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chainstore.codecs.adam_codec import make
-from chainstore.codecs.adam_parameters import Hyper, Parameters, Predictor, parameters_for, parse
+from chainstore.codecs.adam_parameters import TOUCHED, Hyper, Parameters, Predictor, parameters_for, parse
 from chainstore.codecs.base import EFFORTS, NOT_SHORTER, Hint
 from chainstore.codecs.plane_codec import Planes
 from chainstore.model.spec import Spec
@@ -14,7 +14,7 @@ from tests.adam_reader import Predictor as Reader
 from tests.adam_reader import adam
 from tests.codecs.steps import predicted
 
-ONE_STEP = (Predictor.SECOND, Predictor.WEIGHT, Predictor.MOMENTUM, Predictor.GREATEST)
+ONE_STEP = (Predictor.SECOND, Predictor.WEIGHT, Predictor.MOMENTUM, Predictor.GREATEST, *TOUCHED)
 SPECIAL = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1, 1e-45, -3e-44, 1e-38, 3e38], np.float32)
 
 
@@ -28,6 +28,8 @@ def bases_for(parameters: Parameters, dtype: type, seed: int, strange: float = 0
         hyper = Hyper(1e-3, 0.9, 0.99)
         idle = parameters_for(Predictor.FIRST_IDLE, hyper, 40, max(parameters.steps, 1), parameters.variant)
         bases[2][::2] = predicted(idle, [bases[1]])[::2]
+    if parameters.predictor in TOUCHED:
+        bases[2][::2] = bases[1][::2]
     for base in bases:
         odd = random.random(items) < strange
         base[odd] = random.choice(SPECIAL, int(odd.sum())).astype(dtype)

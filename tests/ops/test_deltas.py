@@ -247,7 +247,7 @@ def trained(steps: int, optimizer: type[torch.optim.Optimizer] = torch.optim.Ada
 def bits(state: dict[str, Any]) -> dict[str, bytes]:
     found = {name: value.numpy().tobytes() for name, value in state["model"].items()}
     for number, moments in state["optimizer"]["state"].items():
-        found |= {f"{number}/{name}": value.numpy().tobytes() for name, value in moments.items()}
+        found |= {f"{number}/{name}": torch.as_tensor(value).numpy().tobytes() for name, value in moments.items()}
     return found
 
 
@@ -286,6 +286,30 @@ def test_one_step_of_adam_is_predicted(tmp_path: Path) -> None:
     with cs.open(tmp_path / "repo") as repo:
         for commit, expected in kept:
             assert bits(repo.checkout(commit)) == expected
+
+
+def test_a_sparse_step_costs_no_more_than_what_it_did_to_the_first_moment(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    table = torch.nn.Embedding(4000, 64, sparse=True)
+    optimizer = torch.optim.SparseAdam(table.parameters(), lr=1e-3)
+    kept = []
+    with cs.init(tmp_path / "repo", codec="small") as repo:
+        for number in range(-15, SEGMENT + 5):
+            table(torch.randint(0, 4000, (80,))).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if number >= 0:
+                state = {"model": table.state_dict(), "optimizer": optimizer.state_dict()}
+                kept.append((repo.commit(state, step=number), bits(state)))
+        entries = {entry.path[-1]: entry for entry in repo[f"step:{SEGMENT + 3}"].manifest.entries if entry.path}
+        places = [place_of(repo, entries[name].extents[0].chunk) for name in ("exp_avg", "weight", "exp_avg_sq")]
+        assert not any(place.flags & FLAG_KEYFRAME for place, _ in places)
+        assert [len(bases) for _, bases in places] == [1, 4, 3]
+        first, weight, second = (place.length for place, _ in places)
+        assert weight < first / 5 and second < first / 2
+        for commit, expected in kept:
+            assert bits(repo.checkout(commit)) == expected
+        assert not repo.verify(level="data").damaged
 
 
 def test_rows_that_nobody_touched_cost_nothing_at_a_keyframe_either(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from modes import arithmetic, enter  # noqa: E402
 
 import chainstore  # noqa: E402
 from chainstore.codecs.adam import Optimizer  # noqa: E402
-from chainstore.codecs.adam_parameters import Hyper, Parameters, Predictor, parameters_for, parse  # noqa: E402
+from chainstore.codecs.adam_parameters import TOUCHED, Hyper, Parameters, Predictor, parameters_for, parse  # noqa: E402
 from chainstore.codecs.base import ADAM, DIFFERENCE, PLANES, XOR  # noqa: E402
 from chainstore.codecs.floating import same_everywhere  # noqa: E402
 from chainstore.codecs.planes import WORD_TYPES, Scratch  # noqa: E402
@@ -39,7 +39,7 @@ from chainstore.repository import open as open_repository  # noqa: E402
 from chainstore.state.leaf import Destination  # noqa: E402
 
 NAMES = {PLANES: "planes", XOR: "xor", DIFFERENCE: "difference"}
-ONE_STEP = (Predictor.SECOND, Predictor.WEIGHT, Predictor.MOMENTUM, Predictor.GREATEST)
+ONE_STEP = (Predictor.SECOND, Predictor.WEIGHT, Predictor.MOMENTUM, Predictor.GREATEST, *TOUCHED)
 THREADS = 2
 NUMBERS = [(place + 1) / 9 for place in range(7)]  # computed before a mode is entered
 

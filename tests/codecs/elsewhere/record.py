@@ -98,6 +98,7 @@ RUNS = {
     "denormal every 5": Run(adamw(), every=5, scale=1e-18),
     "embedding": Run(adamw(), embedding=True),
     "embedding every 5": Run(adamw(), every=5, embedding=True),
+    "sparse embedding": Run(lambda parameters: torch.optim.SparseAdam(parameters, 1e-3), embedding=True),
     "at rest": Run(adamw(), every=3, embedding=True, at_rest=True),
     "as on a GPU": Run(lambda parameters: AsOthersCompute(parameters, 0.1, product=False)),
     "as before": Run(lambda parameters: AsOthersCompute(parameters, 1e-3, product=True), every=3, embedding=True),
@@ -126,7 +127,9 @@ class Learner:
         if self.run.embedding:
             (table,) = self.parameters
             rows = (torch.rand(24, generator=self.source) ** 3 * len(table)).long()
-            loss = (table[rows] - self.noise(24, table.shape[1])).square().mean()
+            sparse = isinstance(self.optimizer, torch.optim.SparseAdam)
+            found = torch.nn.functional.embedding(rows, table, sparse=sparse)
+            loss = (found - self.noise(24, table.shape[1])).square().mean()
         else:
             first, last = self.parameters
             batch = self.noise(16, WIDTH)
