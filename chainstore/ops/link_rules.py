@@ -56,14 +56,18 @@ class Way(NamedTuple):
 
 
 _PREDICTORS: Final[Mapping[tuple[Role, bool], tuple[Predictor, ...]]] = {  # (role, whether after one step)
-    ("weight", True): (Predictor.WEIGHT, Predictor.WEIGHT_TOUCHED),
+    ("weight", True): (Predictor.WEIGHT,),
     ("weight", False): (Predictor.WEIGHT_IDLE, Predictor.WEIGHT_MIXED),
     ("exp_avg", True): (Predictor.FIRST_IDLE,),
     ("exp_avg", False): (Predictor.FIRST_IDLE,),
-    ("exp_avg_sq", True): (Predictor.SECOND, Predictor.SECOND_TOUCHED),
+    ("exp_avg_sq", True): (Predictor.SECOND,),
     ("exp_avg_sq", False): (Predictor.SECOND_IDLE, Predictor.SECOND_MIXED),
     ("max_exp_avg_sq", True): (Predictor.GREATEST,),
     ("momentum", True): (Predictor.FIRST_IDLE,),
+}
+_TOUCHED: Final[Mapping[Role, Predictor]] = {  # after one step
+    "weight": Predictor.WEIGHT_TOUCHED,
+    "exp_avg_sq": Predictor.SECOND_TOUCHED,
 }
 _VARIANTS: Final[Mapping[Predictor, tuple[int, ...]]] = {  # beside 0
     Predictor.WEIGHT: (QUOTIENT,),
@@ -100,6 +104,12 @@ class Ways:
         others = _VARIANTS.get(way.rule.predictor, ())
         fitted = way.hyper.lr if way.rule.rate == "fitted" else 0.0
         return self._distinct(track, [way.rule._replace(variant=variant) for variant in others], fitted)
+
+    def touched(self, track: Track, role: Role) -> list[Way]:
+        """Return the ways of a step that left idle items alone, for what no other way explains."""
+        if track.k > 1 or track.second is None or role not in _TOUCHED:
+            return []
+        return self._distinct(track, [Rule(_TOUCHED[role], 0, rate) for rate in _choices(track)[1]])
 
     def fitted(self, track: Track, rate: float, decoupled: bool) -> list[Way]:
         """Return the way of one step with a learning rate that was found."""

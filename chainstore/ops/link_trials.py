@@ -120,6 +120,10 @@ class Trials:
         """Find the best way for each case."""
         self.check(cases)
         self._try_fitted([case for case in cases if case.role == "weight" and not case.sure])
+        unexplained = [case for case in cases if not case.holds]
+        for case in unexplained:
+            case.ways = self._ways.touched(case.track, case.role)
+        self.check(unexplained)
         near = [case for case in cases if not case.score.sure and case.score.pays]
         for case in near:
             case.ways = self._ways.variants(case.track, case.way) if case.way is not None else ()
