@@ -271,6 +271,17 @@ class Planes:
         if kind == 0:
             (mask,) = self.stream(-(-count // 8))
             found = [i for i in range(count) if mask[i // 8] >> i % 8 & 1]
+        elif kind == 2:
+            k, length = self.number(1), self.number(4)
+            low = int.from_bytes(self.take(-(-chosen * k // 8)), "little")
+            above = int.from_bytes(self.take(length), "little")
+            found, place = [], 0
+            for _ in range(chosen):
+                zeros = (above & -above).bit_length() - 1
+                place += zeros << k | low % (1 << k)
+                found.append(place)
+                place, low, above = place + 1, low >> k, above >> zeros + 1
+            assert not low and not above
         else:
             (gaps,) = self.stream(self.number(4))
             found, place = [], 0
