@@ -386,7 +386,8 @@ def test_the_format_document_lists_every_dtype_with_its_size():
 def test_the_sizes_in_the_format_document_are_those_of_the_package():
     assert ids.Hasher()._key.hex() in section(FORMAT, 2)
     assert (frame.FIXED_BYTES, frame.LINE_HEADER_BYTES, frame.ALIGNMENT) == (86, 60, 64)
-    assert (aead.OVERHEAD, aead.ROW_OVERHEAD, rows.INLINE_BYTES, rows.PLACE_ROW.size) == (28, 72, 512, 37)
+    assert (aead.OVERHEAD, aead.ROW_OVERHEAD, rows.PLACE_ROW.size) == (28, 72, 37)
+    assert (rows.INLINE_BYTES, rows.INLINE_COMMIT_BYTES) == (512, 4080)
     assert (frame.MAX_BASES, frame.MAX_DEPTH, frame.MAX_PAYLOAD, frame.MAX_LINE) == (4, 64, 1 << 30, 1 << 28)
     assert (tree.PAGE_ENTRIES, tree.MAX_PAGE_BYTES, tree.MAX_EXTENTS, tree.MAX_LEVELS) == (64, 65536, 256, 16)
     assert pack.PACK_BYTES == 256 << 20

@@ -21,7 +21,7 @@ from chainstore.model.frame import Buffer, Header, frame_record
 from chainstore.model.spec import Spec
 from chainstore.odb.offer import Choose, Offer
 from chainstore.odb.record import Sealer
-from chainstore.odb.rows import INLINE_BYTES, Placed
+from chainstore.odb.rows import Placed, is_inline
 from chainstore.storage.pack import PackWriter, salvage
 
 PLAIN_DELTAS = frozenset({XOR, DIFFERENCE})  # without arithmetic that could come out otherwise
@@ -340,7 +340,7 @@ class LocalBatch:
         started = time.thread_time()  # what writing makes the disk wait for shows when it is synced
         pack.write(offset, parts)
         taken = time.thread_time() - started
-        inline = b"".join(parts) if header.record_bytes <= INLINE_BYTES else None
+        inline = b"".join(parts) if is_inline(header.kind, header.record_bytes) else None
         with self._lock:
             self._placed[pack.name].append(Placed(offset, header, inline))
             self._depths[header.id] = header.depth

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from chainstore.errors import Damaged, Malformed
 from chainstore.model.change import PackGrown
 from chainstore.model.frame import Header, is_record_kind, split_record
-from chainstore.odb.rows import INLINE_BYTES, Placed
+from chainstore.odb.rows import Placed, is_inline
 from chainstore.storage import fs
 from chainstore.storage.pack import PackDir, salvage, scan
 
@@ -78,4 +78,4 @@ class Salvage:
 
 def _inline(file: fs.File, offset: int, header: Header) -> bytes | None:
     """Return the bytes of a record that is small enough to lie in the index too."""
-    return file.pread(offset, header.record_bytes) if header.record_bytes <= INLINE_BYTES else None
+    return file.pread(offset, header.record_bytes) if is_inline(header.kind, header.record_bytes) else None

@@ -21,7 +21,7 @@ from chainstore.model.frame import (
     split_record,
 )
 from chainstore.odb.growth import Salvage
-from chainstore.odb.rows import INLINE_BYTES, Placed, Ranges, is_within
+from chainstore.odb.rows import Placed, Ranges, is_inline, is_within
 from chainstore.storage import fs
 from chainstore.storage.pack import PackDir
 
@@ -120,7 +120,7 @@ class Harvest:
                     return None  # it names what cannot be
                 if span.start or dead:
                     records = [each for each in records if each[0] >= span.start and not is_within(each[0], dead)]
-                small = (each[:2] for each in records if each[1] <= INLINE_BYTES) if self._whole else ()
+                small = (each[:2] for each in records if is_inline(each[2], each[1])) if self._whole else ()
                 return records, {
                     offset: data[offset - base : offset - base + nbytes]
                     if offset >= base

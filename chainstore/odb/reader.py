@@ -16,7 +16,7 @@ from chainstore.odb.decode_memory import DecodeMemory
 from chainstore.odb.folding import FOLD_BYTES, Node, Nodes, Step, below, built_on, lay_out, misfit, schedule
 from chainstore.odb.in_force import IndexInForce
 from chainstore.odb.record import Sealer
-from chainstore.odb.rows import INLINE_BYTES
+from chainstore.odb.rows import is_inline
 from chainstore.odb.view import View
 from chainstore.storage.pack import PackDir
 
@@ -139,7 +139,7 @@ class ObjectReader:
             place, pack = node.place, b""
             if place is None:
                 raise _Fault(node.id, "it is not in the store")
-            inline = view.inline(node.id) if place.length <= INLINE_BYTES else None
+            inline = view.inline(node.id) if is_inline(place.kind, place.length) else None
             if inline is None:
                 try:
                     pack = packs[place.pack] = packs.get(place.pack) or view.pack(place.pack).pack

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from chainstore.errors import Malformed
-from chainstore.ids import ID_BYTES, ObjectId, fingerprint
+from chainstore.ids import ID_BYTES, Kind, ObjectId, fingerprint
 from chainstore.model.change import Target, read_target
 from chainstore.model.frame import Header
 from chainstore.model.wire import Node
 
 INLINE_BYTES = 512  # an index page holds several; twice as many bytes of a commit would be written else
+INLINE_COMMIT_BYTES = 4080  # one in each commit, and read one after the other by `log`; above it takes two pages
 
 PLACE_ROW = struct.Struct("<IQQQIHBBB")
 PACK_ROW = struct.Struct("<16sQQB")
@@ -68,6 +69,11 @@ class Placed(NamedTuple):
     offset: int
     header: Header
     inline: bytes | None
+
+
+def is_inline(kind: int, record_bytes: int) -> bool:
+    """Return whether a record is so small, for its kind, that the index holds it whole."""
+    return record_bytes <= (INLINE_COMMIT_BYTES if kind == Kind.COMMIT else INLINE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

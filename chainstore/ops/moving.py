@@ -12,7 +12,7 @@ from chainstore.errors import Malformed
 from chainstore.model.change import Change, Dead, PackGrown, Retired
 from chainstore.model.frame import Buffer, Header, frame_record, split_record
 from chainstore.odb.local import LocalDatabase
-from chainstore.odb.rows import INLINE_BYTES, Place, Placed, merged
+from chainstore.odb.rows import Place, Placed, is_inline, merged
 from chainstore.odb.turn import Turn
 from chainstore.ops.reclaim import HeldPack, reclaim, remove, scattered_bytes
 from chainstore.storage.pack import PACK_BYTES, PackWriter, is_crowded
@@ -61,7 +61,7 @@ class Target:
         self._pack.write(offset, parts)
         self._listed.append((offset, header))
         self.written_bytes += header.record_bytes
-        return Placed(offset, header, b"".join(parts) if header.record_bytes <= INLINE_BYTES else None)
+        return Placed(offset, header, b"".join(parts) if is_inline(header.kind, header.record_bytes) else None)
 
     def finish(self) -> list[Change]:
         """Make what was written durable, and return what the log has to say of it."""

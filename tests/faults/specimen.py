@@ -18,7 +18,7 @@ from chainstore.ids import ObjectId
 from chainstore.lazy import Snapshot
 from chainstore.model.frame import Header
 from chainstore.model.tree import Extent
-from chainstore.odb.rows import INLINE_BYTES
+from chainstore.odb.rows import is_inline
 from chainstore.repository import Repository, init
 from chainstore.repository import open as open_repository
 from chainstore.storage import fs
@@ -131,7 +131,7 @@ class Specimen:
         for start, header in self._records[pack]:
             if start <= offset < start + header.record_bytes:
                 payload_end = start + header.header_bytes + header.stored_len
-                indexed = header.record_bytes <= INLINE_BYTES
+                indexed = is_inline(header.kind, header.record_bytes)
                 return Hit(header, self._users.get(header.id, frozenset()), indexed, offset < payload_end)
         raise AssertionError(f"nothing at byte {offset} of {pack}")
 
