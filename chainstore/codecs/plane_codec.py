@@ -263,7 +263,7 @@ class Planes:
                 sink.number(RAW + 16 * (step.bit_length() - 1), 1)
                 sink.put(field)
             else:
-                started = time.thread_time()
+                started = time.thread_time() if self._thrift is not None else 0.0
                 self._writer.plane(field, samples[offset], form.seek_repeats, sink)
                 if self._thrift is not None and samples[offset].share < 1:
                     self._thrift.coded(field.size, time.thread_time() - started)
