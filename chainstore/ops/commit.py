@@ -101,7 +101,7 @@ def write(
     tally = Tally("commit", total, observer)
 
     turns: Sequence[int] = ()
-    if lines is not None:
+    if lines is not None and form.has_large_arrays:
         made = list(leaves)  # once: they are gone through again and again
         turns = lines.begin(made, _Now(batch, made, slots).find, SMALL_BYTES + 1)
 

@@ -65,6 +65,11 @@ class Form:
         """Bytes of all leaves."""
         return sum(size for size in self.walked.sizes if size > 0)
 
+    @property
+    def has_large_arrays(self) -> bool:
+        """Whether any array has chunks of its own; only those can be predicted from others."""
+        return any(isinstance(part, int) and self.walked.specs[part] is not None for part in self.parts)
+
     def entry(self, number: int, extents: tuple[Extent, ...]) -> Entry:
         """Return the entry of a leaf whose bytes are there."""
         was = self.entries[number]

@@ -14,7 +14,9 @@ from chainstore.model.manifest import Manifest
 from chainstore.model.tree import Root, read_tree
 from chainstore.observe import silent
 from chainstore.ops.commit import write, write_trees
+from chainstore.ops.deltas import Choices, Lines
 from chainstore.ops.form import Form
+from chainstore.ops.linking import Memory
 from chainstore.repository.walking import Walks
 from chainstore.state import Trace, flatten
 from chainstore.state.leaf import Leaf
@@ -187,3 +189,28 @@ def test_walks_keep_nothing_of_a_state_alive():
     held.clear()
     gc.collect()
     assert tensor() is None
+
+
+def test_large_arrays_are_told_from_small_ones_and_from_long_lists():
+    def has_large_arrays(held: dict) -> bool:
+        return Form(Walked(flatten(held))).has_large_arrays
+
+    small = {"weights": [torch.ones(4096)] * 9, "numbers": list(range(50_000)), "text": "x" * 100_000}
+    assert not has_large_arrays(small)
+    assert has_large_arrays({**small, "one": torch.ones(4097)})
+    assert has_large_arrays({**small, "one": np.ones(2049)})
+
+
+def test_links_are_looked_for_only_where_an_array_is_large(db):
+    asked: list[int] = []
+
+    class Asked(Lines):
+        def begin(self, leaves, find, least_bytes):
+            asked.append(max(leaf.source.nbytes for leaf in leaves if leaf.source is not None))
+            return super().begin(leaves, find, least_bytes)
+
+    for held in ({"a": torch.ones(3), "n": list(range(50_000))}, {"a": torch.ones(5000)}):
+        lines = Asked(db, Manifest(), lambda count: None, Choices(), (Memory(), Memory()), None)
+        with batch_of(db) as batch:
+            write(batch, flatten(held), threads=1, max_memory_bytes=1 << 30, observer=silent, lines=lines)
+    assert asked == [20_000]
