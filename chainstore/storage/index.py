@@ -21,6 +21,7 @@ import resource
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -128,6 +129,8 @@ class Reader(recent.Reads):
         self, table: str, prefix: bytes, start: bytes | None, reverse: bool, skip: bytes | None, most: int
     ) -> list[tuple[bytes, bytes]]:
         rows: list[tuple[bytes, bytes]] = []
+        if table not in self._environment.tables:
+            return self._rows_of_none()
         try:
             with self._opened().cursor(self._environment.tables[table]) as cursor:
                 found = _seek(cursor, prefix, start, reverse)
@@ -139,6 +142,18 @@ class Reader(recent.Reads):
             raise self._environment.failure(error, f"scan table {table}") from error
         self._environment.check_unmoved(self)
         return rows
+
+    def _rows_of_none(self) -> list[tuple[bytes, bytes]]:
+        """Return the rows of the table that an index of before has not got: none, unless a writer made it since."""
+        try:
+            if self._opened().stat(None)["entries"] == len(TABLES):  # the tables are rows of one without a name
+                return []
+        except lmdb.Error as error:
+            raise self._environment.failure(error, "count the tables") from error
+        raise StorageError(
+            f"the index at {self._environment.path} has got a table since it was opened for reading",
+            hint="open the repository again",
+        )
 
 
 class Writer(Reader, recent.Writes):
@@ -629,9 +644,12 @@ def _open_tables(env: lmdb.Environment, readonly: bool) -> "dict[str, lmdb._Data
     it takes in an environment opened for reading (measured: with any other, EINVAL at the first use).
     """
     if readonly:
-        return {name: env.open_db(name.encode(), create=False) for name in _EVERY_TABLE}
+        tables = {name: env.open_db(name.encode(), create=False) for name in TABLES}
+        with suppress(lmdb.NotFoundError):  # an index of before there was this table, which no writer has opened since
+            tables[RECENT] = env.open_db(RECENT.encode(), create=False)
+        return tables
     with env.begin(write=True) as txn:
-        return {name: env.open_db(name.encode(), txn=txn, create=False) for name in _EVERY_TABLE}
+        return {name: env.open_db(name.encode(), txn=txn, create=name == RECENT) for name in _EVERY_TABLE}
 
 
 def _make(path: Path, map_bytes: int) -> None:

@@ -99,7 +99,7 @@ def test_one_step_of_a_dense_model_takes_less_than_a_third_of_its_state():
 
 
 def test_rows_without_gradient_take_next_to_nothing():
-    found = embedded(adamw(), [200, 201, 210], rows=5000)
+    found = embedded(adamw(), [200, 201, 210], length=5000)
     idle = [Predictor.FIRST_IDLE, Predictor.SECOND_MIXED, Predictor.WEIGHT_MIXED]
     raw = 3 * found[200]["w"].nbytes
     sizes = stored(found[200], found[201], 1, 201, [Predictor.SECOND, Predictor.WEIGHT, Predictor.FIRST_IDLE])

@@ -1,8 +1,12 @@
 """Recent rows: the index gives what a dict would give, wherever a row stands; and damage is seen."""
 
 import struct
+import subprocess
+import sys
 import zlib
+from pathlib import Path
 
+import lmdb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -248,3 +252,54 @@ def test_a_run_that_is_no_stream_or_goes_on_behind_it_is_damage():
     for wrong in (run + b"x", run[:-1], b"", b"x" + run):
         with pytest.raises(Damaged, match="malformed"):
             read_run(ONE, close_row(RECENT, ONE, wrong))
+
+
+# -- an index of before there was this table
+
+
+@pytest.fixture
+def older(tmp_path):
+    path = tmp_path / "older"
+    with Index.create(path) as index, index.write() as writer:
+        writer.put_new("objects", [(b"a", b"1"), (b"b", b"2")])
+    with lmdb.open(str(path), subdir=True, max_dbs=20) as env:
+        table = env.open_db(RECENT.encode(), create=False)
+        with env.begin(write=True) as txn:
+            txn.drop(table, delete=True)
+    return path
+
+
+def elsewhere(path: Path, script: str) -> None:
+    """Run a script in a process of its own: in one process a writer would open the index for readers, too."""
+    head = (
+        "import sys; from pathlib import Path; from chainstore.storage.index import Index; path = Path(sys.argv[1])\n"
+    )
+    subprocess.run([sys.executable, "-c", head + script, str(path)], check=True)
+
+
+ADD = """
+with Index.open(path) as index, index.write() as writer:
+    writer.put("objects", b"c", b"3")
+"""
+
+
+def test_an_older_index_is_read_as_it_is(older):
+    with Index.open(older, readonly=True) as index:
+        assert everything(index) == {b"a": b"1", b"b": b"2"}
+
+
+def test_an_older_index_gets_the_table_from_who_writes(older):
+    elsewhere(older, ADD)
+    with Index.open(older, readonly=True) as index:
+        assert in_pages(index) == (2, 1)
+        assert everything(index) == {b"a": b"1", b"b": b"2", b"c": b"3"}
+
+
+def test_a_reader_of_an_older_index_never_overlooks_what_came_since(older):
+    with Index.open(older, readonly=True) as index:
+        assert everything(index) == {b"a": b"1", b"b": b"2"}
+        with index.read() as before:
+            elsewhere(older, ADD)
+            assert before.get("objects", b"c") is None  # of its own moment
+        with index.read() as reader, pytest.raises(StorageError, match="since it was opened"):
+            reader.get("objects", b"c")
